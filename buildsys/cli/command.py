@@ -94,6 +94,13 @@ def typed_path(name: str) -> Path:
     return Path(os.path.relpath(_started_in[0] / path))
 
 
+def project_name(root: Path, typed: str) -> str:
+    """Name a typed file or folder as a manifest does; outside, an absolute one stays so."""
+    path = Path(os.path.abspath(typed_path(typed)))  # noqa: PTH100 - links stay
+    is_absolute = Path(typed).is_absolute() and not path.is_relative_to(root)
+    return str(path) if is_absolute else os.path.relpath(path, root)
+
+
 def shown_path(path: Path | str) -> str:
     """Write a path relative to the user's folder, or the absolute one if that is shorter."""
     return min(os.path.relpath(path, *_started_in), str(Path(path).absolute()), key=len)

@@ -82,11 +82,12 @@ def project_at(project: Project, revision: str, *, leave_out: bool = False) -> I
     commit = _git(top, *commit_query(revision), problem=problem, hint=hint)
     configs = os.path.relpath(project.configs, project.root)
     with tempfile.TemporaryDirectory(prefix="buildsys-since-", ignore_cleanup_errors=True) as name:
-        tree = Path(name).resolve() / "tree"
+        folder = Path(name).resolve()
+        tree = _mirror(top.resolve(), folder / "files")
         root = Path(os.path.normpath(tree / os.path.relpath(project.root.resolve(), top)))
         there = Path(os.path.normpath(root / configs))
         root.mkdir(parents=True)
-        index, failed = tree.with_name("index"), f"git cannot check out {revision}"
+        index, failed = folder / "index", f"git cannot check out {revision}"
         for command in (("read-tree", commit), ("checkout-index", "-a", f"--prefix={tree}/")):
             _git(top, *command, problem=failed, hint="set TMPDIR to another folder", index=index)
         _link_ignored(project, top, tree)
@@ -101,6 +102,18 @@ def project_at(project: Project, revision: str, *, leave_out: bool = False) -> I
             problem = f"{plural(len(error.errors), 'error')} in the manifests of {revision}"
             raise UsageError(f"{problem}\n{error}".replace(f"{root}{os.sep}", "")) from None
         yield Revision(revision, commit, old)
+
+
+def _mirror(top: Path, folder: Path) -> Path:
+    """Link all around the repository into a folder, so that paths out of it lead there."""
+    for parent in reversed(top.parents):
+        place = folder / parent.relative_to("/")
+        place.mkdir(parents=True, exist_ok=True)
+        with suppress(OSError):  # a folder that may not be listed
+            for path in parent.iterdir():
+                if path not in (top, *top.parents):
+                    (place / path.name).symlink_to(path)
+    return folder / top.relative_to("/")
 
 
 def _link_ignored(project: Project, top: Path, tree: Path) -> None:

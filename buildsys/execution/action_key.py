@@ -24,7 +24,14 @@ from buildsys.execution.recorded_reads import Reads, ReadValues, reads_outside, 
 from buildsys.plan.action import NO_NEEDS, Action, FileRef
 from buildsys.plan.dependencies import Import, SourceTree
 from buildsys.store.file_digests import DigestCache, FileDigest
-from buildsys.system.files import MAX_RESULT_BYTES, TextCache, read_limited, sha256_of, short_digest
+from buildsys.system.files import (
+    MAX_RESULT_BYTES,
+    TextCache,
+    path_of,
+    read_limited,
+    sha256_of,
+    short_digest,
+)
 from buildsys.system.weight_names import INDEX_SUFFIX, shards_of
 
 SCHEMA = "buildsys/action/3"  # bump when the meaning of any part changes
@@ -127,7 +134,7 @@ class KeyBuilder:
         for name, sha256 in action.weights.items():
             shards = [name, *self._shards(name)]
             for shard in shards:
-                path = f"{self._project}/{shard}"
+                path = path_of(self._project, shard)
                 files[f"weights:{shard}"] = digest = self._digests.digest(path)
                 parts[f"weights:{shard}"] = ABSENT if digest is None else digest.digest
                 covered.add(path)
@@ -214,7 +221,7 @@ class KeyBuilder:
 
     def _shards(self, name: str) -> list[str]:
         """List the other files of weights with an index."""
-        path = f"{self._project}/{name}"
+        path = path_of(self._project, name)
         if not name.endswith(INDEX_SUFFIX) or (digest := self._digests.digest(path)) is None:
             return []
         text = self._texts.get(cached := f"shards/1:{digest.digest}")
@@ -227,7 +234,7 @@ class KeyBuilder:
         """Digest concatenated files; "" if one is missing."""
         sha256 = self._texts.get(cached := f"sha256/1:{' '.join(digests)}")
         if sha256 is None and ABSENT not in digests:
-            paths = [f"{self._project}/{name}" for name in names]
+            paths = [path_of(self._project, name) for name in names]
             sha256 = sha256_of(*map(Path, paths))
             if [_digest(self._digests.digest(path)) for path in paths] != [*digests]:
                 return ""  # written meanwhile
@@ -245,10 +252,7 @@ class KeyBuilder:
             tools, root = self._environment.of_module(action.runs_in, module)
             parts |= tools
             if root is not None and root != self._project:  # on PYTHONPATH, or installed editable
-                tree = self._tree(root, files, covered, package=module)
-                outside = tree.dependencies((), imports)
-                parts |= content_parts("source", outside.files)
-                variables += outside.variables
+                variables += self._add_imports(root, imports, parts, files, covered)
         environment = variables_of(action)
         for name in variables:
             value = environment.get(name)
@@ -265,19 +269,31 @@ class KeyBuilder:
         tools, root = self._environment.of_package(action, top)
         parts |= tools
         if root is not None:  # on PYTHONPATH, or installed editable
-            tree = self._tree(root, files, covered, package=top)
-            outside = tree.dependencies((), [Import(0, module)])
-            parts |= content_parts("source", outside.files)
+            self._add_imports(root, [Import(0, module)], parts, files, covered)
 
-    def _tree(self, root: str, files: Files, covered: set[str], *, package: str = "") -> SourceTree:
-        prefix = len(root) + 1
+    def _add_imports(
+        self, root: str, imports: list[Import], parts: Parts, files: Files, covered: set[str]
+    ) -> list[str]:
+        """Add imported files of a package elsewhere; return the variables that they read."""
+        package = imports[0].module.partition(".")[0]
+        # the project may have a package of this name
+        own = tuple(f"source:{package}{end}" for end in ("/", "."))
+        prefix = "…/" if any(label.startswith(own) for label in parts) else ""
+        tree = self._tree(root, files, covered, package=package, prefix=prefix)
+        dependencies = tree.dependencies((), imports)
+        parts |= content_parts("source", dependencies.files)
+        return dependencies.variables
 
+    def _tree(
+        self, root: str, files: Files, covered: set[str], *, package: str = "", prefix: str = ""
+    ) -> SourceTree:
         def look(path: str) -> str | None:
             covered.add(path)
-            files[f"source:{path[prefix:]}"] = digest = self._digests.digest(path)
+            files[f"source:{tree.name(path)}"] = digest = self._digests.digest(path)
             return _digest(digest)
 
-        return SourceTree(root, look, self._texts, package=package)
+        tree = SourceTree(root, look, self._texts, package=package, prefix=prefix)
+        return tree
 
     def _code_parts(self, modules: tuple[str, ...]) -> Mapping[str, str]:
         """Digest our ``modules`` and their imports; all keys share their texts."""

@@ -79,6 +79,8 @@ def _base_file(workspace: Workspace, node: ValueNode, file: Path, users: tuple[P
     if isinstance(located, str):
         raise node.error(located, hint)
     path = Path(os.path.normpath(located))
+    if not workspace.is_inside(path):
+        raise node.error(f"path {show_value(name)} leaves the project", hint)
     if path in users:
         raise node.error(f"{path.name} extends itself", "break the cycle")
     if not workspace.exists(path) or path.is_dir():

@@ -14,7 +14,7 @@ class Workspace:
     """The project's folder as one load sees it.
 
     Every path accessed is recorded: a cached result is valid while its paths have the same stamps.
-    ``links_into`` is a further folder that links may lead to.
+    ``links_into`` is a further folder that links of manifests may lead to.
     """
 
     def __init__(self, root: Path, configs: Path, links_into: Path | None = None) -> None:
@@ -41,15 +41,15 @@ class Workspace:
     def locate(self, name: str, base: Path | None = None) -> Path | str:
         """Return the path named by a file of ``base``, else of the project, or a problem.
 
-        It may be a link to another file of the project, or into ``links_into``.
+        It may be anywhere. Keys and stages take ``link/..`` for different folders.
         """
         if not name.strip() or "\0" in name:
             return f"{show_value(name)} is not a path"
-        if Path(name).is_absolute():
-            return f"path {show_value(name)} is absolute"
         path = (base or self.root) / name
-        if not self._is_inside(path):
-            return f"path {show_value(name)} leaves the project"
+        if ".." in path.parts and os.path.realpath(path) != os.path.realpath(
+            os.path.normpath(path)
+        ):
+            return f"path {show_value(name)} goes up from a link"
         return path
 
     def document(self, path: Path) -> ValueNode:
@@ -58,7 +58,7 @@ class Workspace:
         if path not in self._documents:
             name = self.relative(path)
             try:
-                if not self._is_inside(path):
+                if not self.is_inside(path):
                     raise ValueError("it is a link that leaves the project")
                 self._documents[path] = read_nodes(name, read_limited(path, MAX_BYTES))
             except ManifestError as error:
@@ -73,6 +73,7 @@ class Workspace:
             raise document
         return document
 
-    def _is_inside(self, path: Path) -> bool:
+    def is_inside(self, path: Path) -> bool:
+        """Check for a file of the project, or one that manifests may link to."""
         real = os.path.realpath(path)
         return any(f"{real}{os.sep}".startswith(f"{folder}{os.sep}") for folder in self._folders)

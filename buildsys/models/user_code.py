@@ -128,12 +128,12 @@ def module_name(path: str) -> str:
 
 def _make_importable(project: Path, folder: Path) -> None:
     """Let imports find the project's files without bytecode caches."""
-    root = project.resolve()
+    roots = project.resolve(), folder.resolve()
 
     def find(path: str) -> FileFinder:
         resolved = Path(path).resolve()
-        if not resolved.is_relative_to(root) or in_library(f"{resolved}/"):
-            raise ImportError("not a folder of the project")
+        if not any(map(resolved.is_relative_to, roots)) or in_library(f"{resolved}/"):
+            raise ImportError("not a folder of the user's code")
         extensions = (ExtensionFileLoader, EXTENSION_SUFFIXES)
         return FileFinder(path, extensions, (_UncachedLoader, [".py"]))
 

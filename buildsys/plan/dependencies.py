@@ -16,7 +16,14 @@ from typing import NamedTuple
 
 from buildsys.errors import StageError
 from buildsys.system import compilers
-from buildsys.system.files import IMAGE_SUFFIXES, TextCache, mapped, source_files
+from buildsys.system.files import (
+    IMAGE_SUFFIXES,
+    TextCache,
+    is_below,
+    mapped,
+    path_of,
+    source_files,
+)
 
 # Paths are strings here, as a Path costs several times as much and this runs for every target.
 Digest = Callable[[str], "str | None"]  # absolute path -> content digest, None if missing
@@ -41,7 +48,7 @@ class Import(NamedTuple):
 class Dependencies(NamedTuple):
     """All dependencies of some files, direct and indirect."""
 
-    files: dict[str, str | None]  # relative path -> digest
+    files: dict[str, str | None]  # name -> digest
     outside: list[Import]  # imports not found under the root, without the standard library
     variables: list[str]  # environment variables
 
@@ -56,16 +63,25 @@ class _FileDependencies(NamedTuple):
 
 
 class SourceTree:
-    """Follows imports among the files under ``root``.
+    """Follows imports among the files under ``root``, and in the folders of sources elsewhere.
 
     If Python could import any of several files, all of them count: an unneeded rebuild costs time,
     a missed one gives a stale result. Modules with computed names and files opened by the code are
     not seen. With ``package``, only modules of that package count, and each is examined once.
     Folders are listed once per instance, so create a new one to see later changes.
+
+    Files are named relative to ``root``, but absolutely in folders of sources named so: two
+    checkouts name a file in the same way, and no two files have one name.
     """
 
-    def __init__(self, root: str, digest: Digest, texts: TextCache, *, package: str = "") -> None:
+    def __init__(
+        self, root: str, digest: Digest, texts: TextCache, *, package: str = "", prefix: str = ""
+    ) -> None:
+        """Prepare. ``prefix`` begins the names of files below ``root``."""
+        self._prefix = prefix
         self._root = os.path.normpath(root)
+        self._folders = {self._root}  # whose modules may be imported
+        self._absolute: set[str] = set()
         self._digest = digest
         self._texts = texts
         self._package = package
@@ -79,7 +95,10 @@ class SourceTree:
         """
         entries: list[str] = []
         for source in sources:
-            entries += source_files(self._root, source)
+            entries += (files := source_files(self._root, source))
+            folders = {os.path.dirname(file) for file in files}  # noqa: PTH120
+            self._folders |= {folder for folder in folders if not is_below(folder, self._root)}
+            self._absolute |= folders if os.path.isabs(source) else set()  # noqa: PTH117
         entries += [path for item in modules for path in self._modules(self._root, item)]
         digests: dict[str, str | None] = {}
         outside: set[Import] = set()
@@ -98,12 +117,18 @@ class SourceTree:
                 waiting += direct.files
                 outside.update(direct.outside)
                 variables.update(direct.variables)
-        prefix = len(self._root) + 1
         return Dependencies(
-            {path[prefix:]: digest for path, digest in digests.items()},
+            {self.name(path): digest for path, digest in digests.items()},
             sorted(outside),
             sorted(variables),
         )
+
+    def name(self, path: str) -> str:
+        """Name a file among all others."""
+        if path.startswith(f"{self._root}{os.sep}"):
+            return self._prefix + path[len(self._root) + 1 :]
+        is_absolute = any(is_below(path, folder) for folder in self._absolute)
+        return path if is_absolute else os.path.relpath(path, self._root)
 
     def _examine(self, path: str, entry_folder: str) -> _FileDependencies:
         try:
@@ -120,8 +145,8 @@ class SourceTree:
                 names = self._cached(
                     f"include/1:{digest}", lambda: compilers.find_includes(Path(path).read_bytes())
                 )
-                files = filter(os.path.isfile, self._inside_root(path, names))  # of this folder
-                return _FileDependencies(digest, list(files))
+                included = (path_of(os.path.dirname(path), name) for name in names)  # noqa: PTH120
+                return _FileDependencies(digest, list(filter(os.path.isfile, included)))
             names = self._cached(f"onnx/1:{digest}", lambda: external_files(path))  # perhaps ONNX
             return _FileDependencies(digest, list(self._inside_root(path, names)))
         imports, variables = self._cached(
@@ -145,11 +170,11 @@ class SourceTree:
         return values
 
     def _inside_root(self, path: str, names: Iterable[str]) -> Iterator[str]:
-        for name in names:
-            joined = os.path.join(os.path.dirname(path), name)  # noqa: PTH118, PTH120
-            file = os.path.normpath(joined)
-            if file.startswith(self._root + os.sep):
-                yield file
+        files = (path_of(os.path.dirname(path), name) for name in names)  # noqa: PTH120
+        yield from filter(self._is_followed, files)
+
+    def _is_followed(self, path: str) -> bool:
+        return any(is_below(path, folder) for folder in self._folders)
 
     def _local_modules(self, path: str, entry_folder: str, item: Import) -> Iterator[str]:
         own = os.path.dirname(path)  # noqa: PTH120
@@ -163,7 +188,7 @@ class SourceTree:
 
     def _modules(self, folder: str, item: Import) -> Iterator[str]:
         """Yield the files possibly executed by importing ``item`` from ``folder``."""
-        if folder != self._root and not folder.startswith(self._root + os.sep):
+        if not self._is_followed(folder):
             return
         if item.level:
             yield from self._module(folder, "__init__")

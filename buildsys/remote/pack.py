@@ -41,17 +41,20 @@ def pack_project(depot: Depot, project: Project, named: Collection[str] = ()) ->
     """Store the project's files; return their list.
 
     ``named`` are files and folders in manifests, which travel even if git ignores them.
-    Raises: StageError: the store or a file cannot be used.
+    Raises: StageError: the store or a file cannot be used, or a named one is outside.
     """
     files: dict[str, tuple[str, int, bool]] = {}
     links: dict[str, str] = {}
     root, own = project.root, (project.build, project.state)
     patterns = {name for name in named if has_magic(name)}
     places = {*named, *(file for name in patterns for file in source_files(f"{root}", name))}
-    inside = (name for name in places if root in Path(os.path.normpath(root / name)).parents)
-    for path in sorted(
-        {path for name in (*_listed(root), *inside) for path in _expand(root / name)}
-    ):
+    real = root.resolve()
+    for name in sorted(places):
+        if not (root / name).resolve().is_relative_to(real):
+            problem = f"{name} is outside of the project, and a remote job gets nothing else"
+            raise StageError(problem, "copy it into the project, or build on this machine")
+    names = (*_listed(root), *map(os.path.normpath, places))
+    for path in sorted({path for name in names for path in _expand(root / name)}):
         if any(folder in path.parents for folder in own):
             continue
         name = path.relative_to(root).as_posix()

@@ -200,14 +200,24 @@ def source_files(root: str, source: str) -> list[str]:
 
     A source ending in a slash, or a folder named like a pattern, stands for all images in it.
     """
-    path = os.path.normpath(os.path.join(root, source))  # noqa: PTH118
+    path = path_of(root, source)
     is_pattern = has_magic(source)
     if source.endswith("/") or (is_pattern and Path(path).is_dir()):
         return image_files(path)
     if is_pattern and not Path(path).is_file():
         names = glob(os.path.normpath(source), root_dir=root, recursive=True)  # noqa: PTH207
-        return [path for name in sorted(names) if Path(path := f"{root}/{name}").is_file()]
+        return [path for name in sorted(names) if Path(path := path_of(root, name)).is_file()]
     return [path]
+
+
+def path_of(root: str, name: str) -> str:
+    """Join a folder and a name, which may leave it."""
+    return os.path.normpath(os.path.join(root, name))  # noqa: PTH118
+
+
+def is_below(path: str, folder: str) -> bool:
+    """Check for a folder or a path in it, by their texts."""
+    return path == folder or path.startswith(f"{folder.rstrip(os.sep)}{os.sep}")
 
 
 def link_into(folder: Path, name: str, target: Path) -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from buildsys.cli.command import add_json, add_names, print_answer, typed_path
+from buildsys.cli.command import add_json, add_names, print_answer, project_name, typed_path
 from buildsys.cli.console.rows import format_table
 from buildsys.cli.engine_checks import named_engines
 from buildsys.cli.session import BuildSession
@@ -86,12 +86,13 @@ def _section(session: BuildSession, model: str, data: str, metric: str) -> dict[
     if not metric and not session.project.models[model].data["evaluate"]:
         raise UsageError(f"the manifest of {model} has no metric", "add --metric, such as top1")
     name, colon, function = data.partition(".py:")
-    path = typed_path(name + ".py" if colon else data)
-    root = session.project.root.resolve()
-    if not path.exists() or not path.resolve().is_relative_to(root):
-        problem = f"there is no {data} in the project"
-        raise UsageError(problem, "name a file or folder of the project, or copy it there")
-    place = path.resolve().relative_to(root).as_posix()
+    typed = f"{name}.py" if colon else data
+    path = typed_path(typed)
+    if not path.exists():
+        raise UsageError(
+            f"there is no file or folder {data}", "the path is relative to your folder"
+        )
+    place = project_name(session.project.root, typed)
     if colon:
         source = {"python": f"{place}:{function}"}
     elif path.is_file():

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from buildsys.cli.command import add_names, print_lines, typed_path, unknown_name
+from buildsys.cli.command import add_names, print_lines, project_name, typed_path, unknown_name
 from buildsys.cli.session import BuildSession
 from buildsys.cli.worker_pool import run_stage, show_progress
 from buildsys.errors import StageError, UsageError
@@ -124,7 +124,7 @@ def _defaults(source: Mapping[str, Any]) -> dict[str, Any]:
 def _source(root: Path, text: str) -> dict[str, str]:
     """Describe the manifest's ``source``; the worker completes that of a transformers model.
 
-    Raises: UsageError: an unknown kind, or a file that is missing or outside of the project.
+    Raises: UsageError: an unknown kind, or a missing file.
     """
     kind, _, name = text.partition(":")
     if kind in ("torchvision", "timm") and name:
@@ -135,13 +135,12 @@ def _source(root: Path, text: str) -> dict[str, str]:
     path = f"{file}.py" if attribute else text
     if not attribute and not text.endswith((".onnx", ".pt2")):
         raise UsageError(f"--from {text} is not a source", f"write {_SOURCES}")
-    full = inside_project(root, path)
-    if not full.is_file():
+    if not typed_path(path).is_file():
         raise UsageError(f"there is no file {path}", "the path is relative to your folder")
-    inside = full.relative_to(root).as_posix()
+    place = project_name(root, path)
     if attribute:
-        return {"python": f"{inside}:{attribute}"}
-    return {"onnx" if text.endswith(".onnx") else "exported_program": inside}
+        return {"python": f"{place}:{attribute}"}
+    return {"onnx" if text.endswith(".onnx") else "exported_program": place}
 
 
 def _transformers_source(root: Path, text: str) -> dict[str, str]:
@@ -155,20 +154,11 @@ def _transformers_source(root: Path, text: str) -> dict[str, str]:
     field = "config" if place.endswith(".json") else "checkpoint"
     path = typed_path(place)
     if path.is_file() if field == "config" else path.is_dir():
-        inside = inside_project(root, place).relative_to(root).as_posix()
-        return {"transformers": name, field: inside}
+        return {"transformers": name, field: project_name(root, place)}
     if path.parent.exists() or "/" not in place:
         hint = "write hf:FOLDER, hf:FOLDER/config.json or, of the Hub, hf:OWNER/NAME[@REVISION]"
         raise UsageError(f"there is no checkpoint {place}", hint)
     return {"transformers": name, field: f"hf://{place.removeprefix('hf://')}"}
-
-
-def inside_project(root: Path, name: str) -> Path:
-    """Locate a typed name. Raises: UsageError: it is outside of the project."""
-    path = Path(os.path.abspath(typed_path(name)))  # noqa: PTH100 - links stay
-    if not path.is_relative_to(root) or not path.resolve().is_relative_to(root.resolve()):
-        raise UsageError(f"{name} is outside of the project {root}", "copy it into the project")
-    return path
 
 
 def _input(text: str) -> tuple[str, dict[str, Any]]:
@@ -189,7 +179,8 @@ def _input(text: str) -> tuple[str, dict[str, Any]]:
 
 def _describe_folder(project: Project, name: str) -> int:
     """Write a manifest for each ONNX file of a folder; return 2 if one fails."""
-    folder, code = inside_project(project.root, name), 0
+    place, code = project_name(project.root, name), 0
+    folder = Path(os.path.normpath(project.root / place))
     files = [file for file in sorted(folder.rglob("*.onnx")) if file.is_file()]
     networks = [file for file in files if {project.build, project.state}.isdisjoint(file.parents)]
     if not networks:
@@ -200,7 +191,7 @@ def _describe_folder(project: Project, name: str) -> int:
         if (file := _manifest_file(project, model)).exists():
             print_lines([f"kept {os.path.relpath(file)}"])
             continue
-        source = {"onnx": network.relative_to(project.root).as_posix()}
+        source = {"onnx": Path(place, network.relative_to(folder)).as_posix()}
         try:
             write_manifest(project, model, source, {})
         except StageError as error:

@@ -41,12 +41,13 @@ def find_place(workspace: Workspace, name: str, *, is_folder: bool) -> None:
     path, _, callable_name = name.rpartition(":") if ".py:" in name else (name, "", "")
     place = workspace.locate(path)
     if isinstance(place, str):
-        raise refusal(place, _RELATIVE)
+        raise refusal(place)
     if not workspace.exists(place):
         kind = "folder" if is_folder else "file"
-        raise refusal(f"{kind} {path} does not exist", suggest_file(place) or _RELATIVE)
+        hint = suggest_file(place) or ("" if Path(path).is_absolute() else _RELATIVE)
+        raise refusal(f"{kind} {path} does not exist", hint)
     if not (place.is_dir() if is_folder else place.is_file()):
-        raise refusal(f"{path} is not a {'folder' if is_folder else 'file'}", _RELATIVE)
+        raise refusal(f"{path} is not a {'folder' if is_folder else 'file'}")
     if callable_name:
         names, problem = _names_in(path, place, stamp(place))
         first = callable_name.partition(".")[0]
@@ -75,7 +76,7 @@ def _names_in(name: str, file: Path, stamp: Stamp) -> tuple[tuple[str, ...], str
 
 def _check_pattern(pattern: str, info: ValidationInfo) -> str:
     if isinstance(info.context, Workspace) and isinstance(info.context.locate(pattern), str):
-        raise refusal(f"{info.context.locate(pattern)}", _RELATIVE)
+        raise refusal(f"{info.context.locate(pattern)}")
     return pattern
 
 

@@ -1,5 +1,6 @@
 """Operators stage: local functions and libraries of a model's custom operators."""
 
+import os
 import re
 import shlex
 import shutil
@@ -111,6 +112,7 @@ def _run(language: str, arguments: Sequence[str], source: str, project: Path) ->
 def _refuse_untracked(source: str, dependencies: Path, flags: Sequence[str], project: Path) -> None:
     """Refuse files of the project that only a flag or a macro names: they are in no key."""
     root = project.resolve()
+    folders = root, (project / source).resolve().parent
     rule = dependencies.read_text(errors="replace").partition(":")[2].replace("\\\n", " ")
     names = [name.replace("\\ ", " ") for name in re.split(r"(?<!\\)\s+", rule)]
     names += [
@@ -118,12 +120,13 @@ def _refuse_untracked(source: str, dependencies: Path, flags: Sequence[str], pro
         for flag in flags
         if not flag.startswith(("-I", "-i"))
     ]
-    tracked = {root, *(path.resolve() for path in included_files(project / source))}
+    tracked = {*folders, *(path.resolve() for path in included_files(project / source))}
     for file in ((project / name).resolve() for name in filter(None, names)):
-        if file.is_relative_to(root) and file not in tracked and file.exists():
+        if any(map(file.is_relative_to, folders)) and file not in tracked and file.exists():
+            name = os.path.relpath(file, root)
             raise StageError(
-                f"{source} uses {file.relative_to(root)} through a flag or a macro, so a change to"
-                " it would go unnoticed",
+                f"{source} uses {name} through a flag or a macro, so a change to it would go"
+                " unnoticed",
                 'include it by its path relative to the including file, #include "…", or add its'
                 " sources to library.sources",
             )

@@ -89,6 +89,11 @@ def test_since_a_revision_sources_and_their_imports_count(versioned: ProjectFold
     assert texts(versioned, "plan", "--since", "HEAD", "export:lin") == {
         "export:lin": ["plugins/models/parts.py changed"]
     }
+    (root.parent / "shared").mkdir()
+    (root.parent / "shared/small.py").write_bytes((root / "plugins/models/small.py").read_bytes())
+    versioned.edit("configs/models/lin.yaml", "plugins/models/small", "../shared/small")
+    commit(root, "three")
+    assert versioned.buildsys("plan", "--since", "HEAD").out.endswith("): no differences\n")
 
 
 def test_a_revision_that_does_not_exist_or_has_wrong_manifests(

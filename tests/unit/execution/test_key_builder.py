@@ -277,6 +277,26 @@ def test_variables_of_the_project_and_of_modules_outside_count(
     assert changed == {"source:outer/inner.py"}
 
 
+def test_a_package_elsewhere_and_the_projects_of_one_name_have_their_own_labels(
+    tmp_path: Path, db: StateDb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in {
+        "project/twin/net.py": "import twin.blocks",
+        "elsewhere/twin/__init__.py": "from twin import net",
+        "elsewhere/twin/net.py": "x = 1",
+        "elsewhere/twin/blocks.py": "",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path / "elsewhere")
+    importlib.invalidate_caches()
+    action = replace(actions()[EXPORT], sources=("twin/net.py",))
+    found = parts(tmp_path / "project", db, action)
+    names = ("twin/net.py", "…/twin/__init__.py", "…/twin/blocks.py", "…/twin/net.py")
+    assert {f"source:{name}" for name in names} <= found.keys()
+    assert found["source:twin/net.py"] != found["source:…/twin/net.py"]
+
+
 def test_only_needs_that_are_not_met_are_in_the_key(
     tmp_path: Path, db: StateDb, monkeypatch: pytest.MonkeyPatch
 ) -> None:

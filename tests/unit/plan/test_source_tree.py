@@ -103,6 +103,27 @@ def test_nothing_outside_the_project_is_followed(project: Path) -> None:
     assert closure(project, "net.py") == {"net.py"}
 
 
+def test_files_outside_the_project_have_names_of_their_own(project: Path) -> None:
+    write(project, net="", blocks="", app__net="import common", app__blocks="", common="")
+    write(project.parent, lib__net="import blocks, common\nfrom . import extra\nfrom .. import no")
+    write(project.parent, lib__blocks="", lib__extra="", no="")
+    files = {"../lib/net.py", "../lib/blocks.py", "../lib/extra.py", "blocks.py", "common.py"}
+    assert closure(project, "../lib/net.py") == files
+    # the same in each checkout, as the manifest says where it is
+    place = f"{project.parent}/lib"
+    absolute = {file.replace("../lib", place) for file in files}
+    assert closure(project, f"{place}/net.py") == absolute
+    (project / "link.py").symlink_to(project.parent / "lib/net.py")
+    assert closure(project, "link.py") == {"link.py", "blocks.py", "common.py"}
+
+
+def test_includes_outside_the_project_count(project: Path) -> None:
+    for name, text in {"lib/op.cpp": '#include "../inc/op.h"', "inc/op.h": "", "op.h": ""}.items():
+        (project.parent / name).parent.mkdir(exist_ok=True)
+        (project.parent / name).write_text(text)
+    assert closure(project, "../lib/op.cpp") == {"../lib/op.cpp", "../inc/op.h"}
+
+
 def test_imports_for_type_checkers_do_not_count(project: Path) -> None:
     write(
         project,

@@ -91,11 +91,24 @@ def test_ignored_files_stay_here_unless_a_manifest_names_them(
     first = unpacked(depot, pack_project(depot, project), tmp_path / "first")
     assert "new.py" in first
     assert not first.keys() & {"data/x.npy", "run.sh", "build/net/engine.onnx", "env/pyvenv.cfg"}
-    named = pack_project(depot, project, ["data/", "missing.npy", "../project2/x", "/etc/hosts"])
+    named = pack_project(depot, project, ["data/", "missing.npy"])
     second = unpacked(depot, named, tmp_path / "second")
     assert second.keys() - first.keys() == {"data/x.npy"}
     matched = unpacked(depot, pack_project(depot, project, ["d*/*.npy"]), tmp_path / "third")
     assert matched.keys() == second.keys()
+
+
+@pytest.mark.parametrize("name", ["../project2/x", "/etc/hosts", "data/out"])
+def test_named_files_outside_the_project_are_refused(
+    project: Project, depot: Depot, name: str
+) -> None:
+    (project.root / "data/out").symlink_to("/etc")
+    with pytest.raises(StageError) as caught:
+        pack_project(depot, project, [name])
+    assert str(caught.value) == (
+        f"{name} is outside of the project, and a remote job gets nothing else; copy it into the"
+        " project, or build on this machine"
+    )
 
 
 def test_a_damaged_object_is_refused(project: Project, depot: Depot, tmp_path: Path) -> None:
