@@ -13,7 +13,7 @@ from typing import Any
 
 from buildsys.execution.key_parts import FILES
 from buildsys.plan.action import Action
-from buildsys.store.ledger import ACCEPTED, NOISY, ActionRecord, Ledger, OutputFile, utc_now
+from buildsys.store.ledger import ACCEPTED, NOISY, ActionRecord, Ledger, OutputFile
 from buildsys.store.object_store import DamagedError, Store
 
 ENGINE = "baseline:engine"  # the label in keys
@@ -100,22 +100,6 @@ class GateBaselines:
             "description": f"the build of {when} (engine {digest[:_SHOWN_DIGITS]})",
             "identity": {"engine": digest, "started": earlier.started},
         }, files
-
-    def accept(self, action: Action, digest: str, parts: Parts, reason: str) -> None:
-        """Make the build with a key the baseline of itself and of later builds."""
-        self._ledger.forget(action.target, keep_records=True)
-        record = ActionRecord(
-            target=action.target,
-            key=f"{ACCEPTED}:{digest}",
-            parts=parts,
-            outputs={},
-            status=ACCEPTED,
-            started=utc_now(),
-            seconds=0.0,
-            reason=reason,
-            figures={"engine_options": action.options["engine"]},
-        )
-        self._ledger.add(record)
 
     def _builds(
         self, action: Action, parts: Parts

@@ -174,10 +174,17 @@ class Executor:
         with self._locks.target(target, partial(self._report_wait, target)):
             freshness = self._checker.check(action)
             is_rejected = freshness.failed_with_this_key or freshness.noise is not None
-            if freshness.key is None or not is_rejected:
+            if (key := freshness.key) is None or not is_rejected:
                 problem = f"{target} has not rejected this build"
                 raise UsageError(problem, f"`buildsys build {target}` checks it")
-            self._baselines.accept(action, freshness.key.digest, freshness.key.parts, reason)
+            name = f"{ledger.ACCEPTED}:{key.digest}"
+            run = HistoryEntry(target, name, ledger.ACCEPTED, ledger.utc_now(), 0.0, reason)
+            record = ActionRecord(
+                target, name, key.parts, {}, run.status, run.started, run.seconds, reason,
+                figures={"engine_options": action.options["engine"]},
+            )  # fmt: skip
+            self.ledger.forget(target, keep_records=True)
+            self._runs.add(action, key, run, record=record)
 
     def replace_by_failure(
         self, target: str, write: Callable[[], tuple[Mapping[str, bytes], str]]

@@ -1,6 +1,7 @@
 """Quantities for people, with units, never rounded to look better."""
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from unicodedata import east_asian_width
@@ -9,6 +10,8 @@ from buildsys.onnx_graphs.result_types import ComparedCases, format_error
 
 NOTHING = "—"
 TIMES = "\N{MULTIPLICATION SIGN}"
+LONGEST_REASON = 120  # characters of a line; the rest is folded
+_CLAUSE_END = re.compile(r"[;:.,] ")
 _CASES = ("min", "opt", "max", "odd")
 _DOUBLE_NOISE = 1e-12  # more than the rounding error of a vector's cosine with itself
 _PREFIXES = ((10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k"))
@@ -94,6 +97,18 @@ def first_names(names: Sequence[str], most: int) -> str:
     """List the first names and the number of others."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+def fold(text: str, most: int = LONGEST_REASON) -> tuple[str, str]:
+    """Split a reason into one line of at most ``most`` characters and the rest."""
+    line = " ".join(text.split())
+    if len(line) <= most:
+        return line, ""
+    room = line[: most - 1]  # for the mark of the cut
+    ends = [match.end() for match in _CLAUSE_END.finditer(room)]
+    end = next((end for end in reversed(ends) if end > most // 2), room.rfind(" ") + 1)
+    end = end if end > most // 2 else most - 2
+    return f"{line[:end].rstrip()} …", line[end:].lstrip()
 
 
 def shares(values: Mapping[str, float], most: int | None = None) -> str:

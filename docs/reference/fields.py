@@ -157,7 +157,7 @@ def _type(schema: Schema) -> str:
     if kind == ["string", "integer"]:
         return "size"
     if kind == ["string", "number"]:
-        return "percentage" if schema.get("maximum") == 1 else "duration"
+        return "percentage" if 1 in (schema.get("maximum"), schema.get("le")) else "duration"
     if kind == "array":
         return f"list of {_type(schema['items'])}" if "items" in schema else "list"
     if kind == "object":

@@ -20,7 +20,7 @@ from buildsys.cli.session import BuildSession
 from buildsys.errors import UsageError
 from buildsys.history.builds import RESTORED, Build
 from buildsys.history.database import History, history_file, import_history
-from buildsys.report.formatting import TIMES, duration, error, latency, plural, size
+from buildsys.report.formatting import TIMES, duration, error, fold, latency, plural, size
 from buildsys.report.key_figures import key_figure
 from buildsys.stages.bench.result import is_recorded_noisy
 from buildsys.stages.table import BENCH, ENGINE, ENGINE_STAGES, VERIFY
@@ -146,7 +146,7 @@ def _run_table(builds: Sequence[Build], count: int) -> Iterator[str]:
         )
         for build in failed:
             text = f"{build.short_id} {build.stage} {build.status}: {build.reason}"
-            problems.append(" ".join(text.split())[: _WIDTH - 4])
+            problems.append(fold(text, _WIDTH - 4)[0])
     titles = ("id", "built (UTC)", "revision", "p50 ms>", "±>", "size>", "error>", "")
     yield from (f"  {line}" for line in format_table(titles, rows))
     yield from (f"  {line}" for line in problems)
@@ -164,7 +164,8 @@ def _target_lines(builds: Sequence[Build]) -> Iterator[str]:
             build.target,
             duration(build.seconds),
             f"{build.status}, {RESTORED}" if build.how == RESTORED else build.status,
-            key_figure(build.stage, build.figures) if "figures" in build.figures else "",
+            fold(build.reason)[0]
+            or (key_figure(build.stage, build.figures) if "figures" in build.figures else ""),
         ]
         for build in builds
     ]

@@ -9,7 +9,7 @@ import json
 import os
 import warnings
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from io import BytesIO
 from itertools import islice, zip_longest
@@ -29,6 +29,7 @@ from buildsys.execution.stale_reasons import (
     decode_reasons,
     summarize_reasons,
 )
+from buildsys.history.builds import Build
 from buildsys.history.compare import machine_differences
 from buildsys.history.database import History, history_file
 from buildsys.history.recorder import machine_id
@@ -52,8 +53,8 @@ from buildsys.report.html.pages import (
 )
 from buildsys.report.report_types import Report, load_types, read_report
 from buildsys.report.result_files import adapter
-from buildsys.stages.table import BENCH, ENGINE, REPORT, VERIFY, target_of
-from buildsys.store.ledger import utc_now
+from buildsys.stages.table import BENCH, ENGINE, GATE, REPORT, VERIFY, target_of
+from buildsys.store.ledger import ACCEPTED, utc_now
 from buildsys.store.publish import refuse_links
 from buildsys.store.state_db import warn_on_stderr
 from buildsys.system.files import (
@@ -256,17 +257,25 @@ def _engine_histories(
         own = (reason for reason in reasons if reason.kind not in FOLLOWING)
         causes.setdefault(build.run, {}).update(dict.fromkeys(own))
     for engine in engines:
+        gates = history.builds(target=target_of(GATE, model, engine), limit=_MOST_BUILDS)
+        accepted = [build for build in gates if build.status == ACCEPTED]
         yield EngineHistory(
             engine,
             *(
-                tuple(_past_builds(history, target_of(stage, model, engine), limit, causes))
-                for stage, limit in ((ENGINE, 4), (VERIFY, 4), (BENCH, _MOST_BUILDS))
+                tuple(_past_builds(history, target_of(stage, model, engine), limit, causes, notes))
+                for stage, limit, notes in (
+                    (ENGINE, 4, ()), (VERIFY, 4, ()), (BENCH, _MOST_BUILDS, accepted)
+                )
             ),
-        )
+        )  # fmt: skip
 
 
 def _past_builds(
-    history: History, target: str, limit: int, causes: Mapping[str, Iterable[StaleReason]]
+    history: History,
+    target: str,
+    limit: int,
+    causes: Mapping[str, Iterable[StaleReason]],
+    accepted: Sequence[Build],
 ) -> Iterator[PastBuild]:
     """Yield builds of one machine and its present hardware, newest first.
 
@@ -282,6 +291,8 @@ def _past_builds(
         if not machine_differences(parts, environments[0])
     ]
     for (build, parts), earlier in zip_longest(pairs, pairs[1:]):
+        own = [gate for gate in accepted if gate.position > build.position]
+        accepted = accepted[len(own) :]  # the newest first, too
         why = causes.get(build.run) or (decode_reasons(build.why) if build is builds[0] else ())
         yield PastBuild(
             started=build.started,
@@ -290,6 +301,7 @@ def _past_builds(
             commit=build.revision[:8] + ("+" if build.dirty else ""),
             why=summarize_reasons([*why], _MOST_REASONS) if why else "",
             mark=_differences(earlier[1] if earlier else parts, parts),
+            accepted="; ".join(gate.reason for gate in own),
         )
 
 

@@ -1,9 +1,9 @@
 """Engines in a manifest with their gates, and the options of their backend."""
 
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BeforeValidator, ConfigDict, Field, create_model
+from pydantic import BeforeValidator, ConfigDict, Field, create_model, model_validator
 
 from buildsys.errors import Unavailable
 from buildsys.manifest.schema.base import (
@@ -29,7 +29,20 @@ LimitBytes = Annotated[int, BeforeValidator(partial(parse_size, needs_unit=True)
 _TOLERANCE = "Largest change for the worse against the baseline, such as 5%."
 
 
-class GateLimit(Spec):
+class Gate(Spec):
+    """A gate; without a map, a percentage is its tolerance, any other value its limit."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _spell_out(cls, value: Any) -> Any:
+        if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+            return value
+        relative, *limits = cls.model_fields
+        is_relative = not limits or str(value).endswith("%")
+        return {relative if is_relative else limits[0]: value}
+
+
+class GateLimit(Gate):
     """Limits of one figure."""
 
     tolerance: Percentage | None = Field(None, description=_TOLERANCE)
@@ -59,11 +72,19 @@ class ErrorGate(GateLimit):
     limit: float | None = Field(None, ge=0, description="Largest relative error.")
 
 
-class AccuracyGate(Spec):
+class AccuracyGate(Gate):
     """Limit of the metric of `evaluate`, on the same samples as the baseline's."""
 
     drop: Percentage
     """Largest loss against the baseline, of a share absolute, else relative; such as 0.5%."""
+
+
+def _allow_value(schema: dict[str, Any]) -> None:
+    schema["anyOf"] = [{"type": ["number", "string"]}, *schema["anyOf"]]
+
+
+_Gate = TypeVar("_Gate", bound=Gate)
+InShort = Annotated[_Gate | None, Field(json_schema_extra=_allow_value)]  # or spelled out
 
 
 class GatesSpec(Spec):
@@ -73,14 +94,14 @@ class GatesSpec(Spec):
     """
 
     engine: Name | None = Field(None, description="Baseline: another engine of this model.")
-    latency: DurationGate | None = Field(None, description="Median latency of an inference.")
-    throughput: RateGate | None = Field(None, description="Items per second.")
-    size: SizeGate | None = Field(None, description="Size of the engine's files.")
-    memory: SizeGate | None = None
+    latency: InShort[DurationGate] = Field(None, description="Median latency of an inference.")
+    throughput: InShort[RateGate] = Field(None, description="Items per second.")
+    size: InShort[SizeGate] = Field(None, description="Size of the engine's files.")
+    memory: InShort[SizeGate] = None
     """Memory of a process with the engine; on a GPU, of the device."""
-    error: ErrorGate | None = Field(None, description="Worst relative error in `verify`.")
-    accuracy: AccuracyGate | None = Field(None, description="Metric of `evaluate`.")
-    build_time: DurationGate | None = Field(None, description="Time to build the engine.")
+    error: InShort[ErrorGate] = Field(None, description="Worst relative error in `verify`.")
+    accuracy: InShort[AccuracyGate] = Field(None, description="Metric of `evaluate`.")
+    build_time: InShort[DurationGate] = Field(None, description="Time to build the engine.")
     rounds: int | None = Field(None, ge=6, le=50)
     """Processes per side; default: 10, then 20 and 40 while noisy."""
     duration: Seconds = Field(0.5, gt=0, description="Least measured time of a process.")

@@ -34,6 +34,7 @@ class PastBuild:
     commit: str = ""  # abbreviated, with a mark if the tree was dirty
     why: str = ""  # the reasons of the build
     mark: str = ""  # differences to the environment of the build before
+    accepted: str = ""  # why a person has accepted it, against its gate
 
     @property
     def trusted_latency(self) -> float | None:
@@ -216,6 +217,7 @@ def trend(builds: Sequence[PastBuild]) -> tuple[Markup, Table] | None:
     for build in reversed(builds):
         value = None if build.status == FAILED else build.number("latency_p50_ms")
         parts = [build.started[:16].replace("T", " "), build.commit, NOISY * build.is_noisy]
+        parts += [f"accepted: {build.accepted}"] if build.accepted else []
         label, text = " ".join(filter(None, parts)), q.latency(value, noisy=build.is_noisy)
         interval = build.interval_ms
         rows.append((label, text, q.interval(interval, noisy=build.is_noisy), build.mark))

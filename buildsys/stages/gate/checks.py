@@ -11,12 +11,12 @@ def problems(view: ManifestView) -> Problems:
         limits = {name: gates[name] for name in METRICS if gates.get(name) is not None}
         if not limits:
             text = "no gate: nothing is limited"
-            yield view.problem(path, text, "add one, such as latency: {tolerance: 5%}", of_key=True)
+            yield view.problem(path, text, "add one, such as latency: 5%", of_key=True)
         for name, limit in limits.items():
             if name == "accuracy" and not view.get("evaluate"):
                 text, hint = "the model has no evaluate", "add it, or remove the gate"
                 yield view.problem((*path, name), text, hint, of_key=True)
-            if all(value is None for value in limit.values()):
+            if isinstance(limit, dict) and all(value is None for value in limit.values()):
                 hint = "add a tolerance such as 5%, or a limit"
                 yield view.problem((*path, name), "the gate limits nothing", hint, of_key=True)
         named = {engine["name"]: engine for engine in view.list("engines")}

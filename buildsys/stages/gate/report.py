@@ -17,24 +17,25 @@ _COLUMNS = (
 
 def key_figure(result: GateResult) -> str:
     """List the gates with the changes of their figures."""
-    texts = []
+    texts, accepted = [], result.get("baseline", {}).get("accepted")
     for check in result["checks"]:
         status, change = check["status"], check.get("change")
-        text = "not compared" if status == PASSED and check.get("limit") is None else status
+        is_limited = status != PASSED or check.get("limit") is not None
+        text = status if is_limited else "accepted" if accepted else "not compared"
         if change is not None and status != NOISY:
             text = q.change(change) + (" (FAILED)" if status == FAILED else "")
         texts.append(f"{check['metric'].replace('_', ' ')} {text}")
-    return ", ".join(texts)
+    return ", ".join(texts) + (f": {accepted}" if accepted else "")
 
 
 def table(results: Iterable[Result[GateResult]]) -> Table:
-    """List the gates of all engines."""
-    rows = (
-        _cells(result.variant, check)
-        for result in results
-        for check in result.content.get("checks", [])
-    )
-    return Table("Gates", _COLUMNS, tuple(rows))
+    """List the gates of all engines, and why a person has accepted a build."""
+    rows, notes = [], []
+    for result in results:
+        rows += [_cells(result.variant, check) for check in result.content.get("checks", [])]
+        if accepted := result.content.get("baseline", {}).get("accepted"):
+            notes.append(f"{result.variant} is accepted: {accepted}")
+    return Table("Gates", _COLUMNS, tuple(rows), tuple(notes))
 
 
 def _cells(engine: str, check: GateCheck) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ class GateCheck(TypedDict, total=False):
 class GateResult(ResultHeader, total=False):
     """Figures of an engine against those of its baseline."""
 
-    baseline: dict[str, Any]  # description, digest of the engine, start, method
+    baseline: dict[str, Any]  # description, digest of the engine, start, method, accepted
     checks: list[GateCheck]
     figures: dict[str, float]  # for comparisons with later builds
     evaluated: str  # identity of the samples and the metric

@@ -66,6 +66,11 @@ class _Baseline:
     evaluated: str = ""  # the samples and the metric of its accuracy
     accepted: str = ""  # why a person has made this build its own baseline
 
+    @property
+    def can_run(self) -> bool:
+        """True for an engine that can be measured next to this one."""
+        return self.engine is not None and not (self.reason or self.missing or self.accepted)
+
 
 class _Build(NamedTuple):
     """The build to check, with the confidence of this look at its rounds."""
@@ -88,7 +93,8 @@ def run(job: Job) -> StageResult:
     evaluated = _read(job, "", *_EVALUATED)
     fixed = job.options.get("rounds")
     for count, confidence in ((fixed, CONFIDENCE),) if fixed else LOOKS:
-        if any(metric in _TIMED for metric in gates):
+        # without a limit and an engine to compare with, there is nothing to measure
+        if any(m in _TIMED and (baseline.can_run or gates[m]["limit"]) for m in gates):
             rounds = _measure(job, baseline, rounds, count)
             measured = rounds[_NOW].items()
             figures |= {name: median(v) for name, v in measured if all(map(math.isfinite, v))}
@@ -101,6 +107,7 @@ def run(job: Job) -> StageResult:
         "baseline": {
             "description": baseline.missing or baseline.description or baseline.accepted,
             "method": "rounds" if _BEFORE in rounds else "" if baseline.missing else "figures",
+            "accepted": baseline.accepted,
             **((job.baseline or {}).get("identity") or {}),
         },
         "checks": checks,
@@ -126,8 +133,7 @@ def _hint(job: Job, status: str, check: GateCheck, baseline: _Baseline) -> str:
         return f"measure again: buildsys build {job.target}; accept it: {accept}"
     if status == NOISY:
         return f"measure again: buildsys build --remeasure {job.model}"
-    if check["after"] is None:
-        source = _SOURCES.get(check["metric"], job.stage)
+    if check["after"] is None and (source := _SOURCES.get(check["metric"])):
         return f"see `buildsys explain {source}:{job.model}:{job.variant}`"
     return baseline.hint or "the next build is compared with this one"
 
@@ -195,7 +201,7 @@ def _measure(job: Job, baseline: _Baseline, rounds: Rounds, count: int) -> Round
         )
 
     sides = {_NOW: opens(job.inputs["engine"], options["engine"])}
-    if baseline.engine is not None and not (baseline.reason or baseline.missing):
+    if baseline.engine is not None and baseline.can_run:
         sides = {_BEFORE: opens(baseline.engine, baseline.options or options["engine"]), **sides}
     measured = max((len(values) for values in rounds.get(_NOW, {}).values()), default=0)
     try:
@@ -221,14 +227,15 @@ def _check(metric: str, gate: Mapping[str, Any], own: _Build, baseline: _Baselin
         "low": None, "high": None, "confidence": None, "tolerance": tolerance, "limit": limit,
         "text": "",
     }  # fmt: skip
-    if now is None or math.isnan(now):
+    is_measured = metric not in _TIMED or bool(own.rounds)
+    if is_measured and (now is None or math.isnan(now)):
         text = f"the {title} of this build is not known"
         return {**check, "status": INCOMPARABLE, "after": None, "text": text}
-    if limit is not None and (now < limit if rises else now > limit):
+    if now is not None and limit is not None and (now < limit if rises else now > limit):
         bound = "at least" if rises else "at most"
         text = f"{title} is {q.beyond(now, limit, show)}; {bound} {show(limit)} is allowed"
         return {**check, "status": FAILED, "text": text}
-    check["text"] = f"{title} {show(now)}"
+    check["text"] = title if now is None else f"{title} {show(now)}"
     if tolerance is None:
         return check
     if baseline.accepted:

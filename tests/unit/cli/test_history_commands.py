@@ -106,6 +106,16 @@ def test_failures_are_listed_with_their_sentence(recorded: Recorded, run: Run) -
     assert max(map(len, printed.splitlines())) <= 80
 
 
+def test_an_acceptance_is_listed_with_its_reason(recorded: Recorded, run: Run) -> None:
+    recorded.add_run(1, 1.0)
+    recorded.add("gate:m:ort", 1, status="failed", reason="latency is 6 % worse " * 9)
+    accepted = recorded.add("gate:m:ort", 2, status="accepted", reason="a wider network")
+    newest, rejected = run("history", "gate:m:ort").splitlines()[1:]
+    assert newest.split("gate:m:ort")[1].split("  ")[-2:] == ["accepted", "a wider network"]
+    assert rejected.endswith(" latency is 6 …")
+    assert f"{accepted.short_id} gate accepted: a wider network" in run("history", "m:ort")
+
+
 def test_machines_of_one_name_and_other_hardware_have_tables_of_their_own(
     recorded: Recorded, run: Run
 ) -> None:

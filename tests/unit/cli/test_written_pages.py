@@ -84,6 +84,16 @@ def test_a_page_shows_the_history(session: BuildSession) -> None:
     assert "no significant change: 2.00 → 2.00 ms" in text
 
 
+def test_a_page_says_which_build_a_person_has_accepted(session: BuildSession) -> None:
+    for number in range(1, 6):
+        gate = {"target": "gate:net:ort", "stage": "gate", "reason": f"reason {number}"}
+        gate |= {"status": "accepted" if number == 4 else "failed", "figures": {}}
+        add_build(session, number, **({} if number % 2 else gate))
+    text = page(session)
+    assert "2026-11-03 10:00 abcdef01+ accepted: reason 4: 2.00 ms" in text
+    assert "reason 2" not in text
+
+
 def test_a_page_names_the_causes_of_a_run(session: BuildSession) -> None:
     """An input that another target has changed is none."""
     cause, effect = (

@@ -11,8 +11,11 @@ from tiny_project import GATE, gated_actions, make_executor
 
 from buildsys.errors import BuildsysError, UsageError
 from buildsys.execution.stale_reasons import summarize_reasons
+from buildsys.history.database import History
+from buildsys.history.recorder import HistoryRecorder
 from buildsys.plan.action import Action
 from buildsys.system import versions
+from buildsys.system.git import Checkout
 from buildsys.workers.job import Job
 
 SEEN: list[dict[str, Any]] = []
@@ -127,8 +130,15 @@ def test_an_accepted_build_is_the_baseline_of_itself_and_of_later_builds(
     (root / f"do-{GATE}").write_text(order)
     with suppress(BuildsysError):
         run(root, graph(opset=18))
-    executor, _ = make_executor(root, graph(opset=18))
+    history = History(root / ".buildsys" / "history.db")
+    executor, _ = make_executor(
+        root,
+        graph(opset=18),
+        make_recorder=lambda: HistoryRecorder(history, Checkout, lambda _: "{}"),
+    )
     executor.accept(GATE, "a wider network")
+    (accepted,) = history.builds(target=GATE)
+    assert (accepted.status, accepted.reason) == ("accepted", "a wider network")
     assert summarize_reasons(executor.examine(GATE).reasons) == "baseline engine changed"
     executor.close()
     (root / f"do-{GATE}").unlink()

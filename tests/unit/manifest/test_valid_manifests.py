@@ -66,6 +66,30 @@ def test_right_gates_are_read_in_si_units(project):
     assert gates["size"] == {"tolerance": None, "limit": 50_000_000}
 
 
+GATES = [  # in short, and spelled out
+    ("latency: 5%", "latency: {tolerance: 5%}"),
+    ("throughput: 500", "throughput: {limit: 500}"),
+    ("size: 50MB", "size: {limit: 50MB}"),
+    ("build_time: 1 min", "build_time: {limit: 1min}"),
+    ("error: 1e-3", "error: {limit: 0.001}"),
+    ("error: 10 %", "error: {tolerance: 0.1}"),
+    ("accuracy: 0.5%", "accuracy: {drop: 0.5%}"),
+    ("accuracy: 0.005", "accuracy: {drop: 0.5%}"),
+]
+
+
+@pytest.mark.parametrize(("short", "spelled_out"), GATES)
+def test_a_gate_in_short_is_the_gate_spelled_out(project, short, spelled_out):
+    read = []
+    project.write("a.npz", "")
+    for gate in (short, spelled_out):
+        project.model(f"gates: {{{gate}}}\nevaluate: {{metric: top1, data: {{npz: a.npz}}}}\n")
+        read.append(project.load().models["net"].data["gates"])
+    assert read[0] == read[1]
+    name = short.partition(":")[0]
+    assert any(value is not None for value in read[0][name].values())
+
+
 def test_only_dimensions_of_inputs_and_surgery_are_kept(project):
     project.model("surgery: [{cut: {inputs: {feat: {shape: [batch, 8, half]}}}}]\n")
     file = project.root / NET
