@@ -136,6 +136,7 @@ class BuildNames:
         recorded = self.of_model(model)
         if recorded and (not engine or any(b.target == f"{ENGINE}:{name}" for b in recorded)):
             return name
+        self._session.refuse_broken(name)
         models = dict.fromkeys((*self._session.project.models, *self._history.models()))
         engines = [target.partition(":")[2] for target in self._history.targets(ENGINE)]
         listed = f"models: {first_names(list(models), _MOST_MODELS) or 'none yet'}"

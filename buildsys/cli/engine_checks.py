@@ -218,11 +218,13 @@ class EngineChecker:
         if not typed.exists() and os.sep not in name and (":" in name or "." not in name):
             return [self._of_action(engine) for engine in named_engines(self._session, name)]
         path = typed.resolve()
-        if path.is_relative_to(empty_project(self._root).build.resolve()):
+        build = empty_project(self._root).build.resolve()
+        if build in path.parents:
             own = (a for a in self._session.actions.values() if a.stage == ENGINE)
             for engine in map(self._of_action, own):
                 if path in (engine.path.resolve(), engine.path.parent.resolve()):
                     return [engine._replace(name=name)]
+            self._session.refuse_broken(path.relative_to(build).parts[0])
         return [NamedEngine(name, typed)]
 
     def _of_action(self, action: Action) -> NamedEngine:

@@ -68,13 +68,12 @@ def _remote_name(url: str) -> str:
 
 
 @contextmanager
-def project_at(project: Project, revision: str, *, leave_out: bool = False) -> Iterator[Revision]:
+def project_at(project: Project, revision: str) -> Iterator[Revision]:
     """Yield the project as it was at a revision.
 
-    Files ignored by git (weights, data) are linked, as git has no other version of them. With
-    ``leave_out``, broken manifests are left out.
+    Files ignored by git (weights, data) are linked, as git has no other version of them.
 
-    Raises: UsageError: no git repository, an unknown revision, or wrong manifests in it.
+    Raises: UsageError: no git repository, an unknown revision, or wrong shared manifests in it.
     """
     top = _top(project.root)
     problem = f"git knows no revision {revision!r}"
@@ -95,9 +94,7 @@ def project_at(project: Project, revision: str, *, leave_out: bool = False) -> I
             problem = f"{revision} has no manifests: no folder {configs}/models"
             raise UsageError(problem, "name another revision")
         try:
-            old = load_project(
-                root, remember=False, configs=there, links_into=project.root, leave_out=leave_out
-            )
+            old = load_project(root, remember=False, configs=there, links_into=project.root)
         except ManifestErrors as error:
             problem = f"{plural(len(error.errors), 'error')} in the manifests of {revision}"
             raise UsageError(f"{problem}\n{error}".replace(f"{root}{os.sep}", "")) from None

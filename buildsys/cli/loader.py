@@ -9,7 +9,7 @@ from doit.exceptions import InvalidCommand
 from buildsys.cli.commands import COMMANDS
 from buildsys.cli.target_names import STAGE_DOCS
 from buildsys.cli.tasks import ProjectTasks
-from buildsys.errors import UsageError
+from buildsys.errors import BuildsysError
 from buildsys.system.printable import printable
 
 
@@ -24,7 +24,7 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type informat
     def load_tasks(self, cmd: Any, pos_args: list[str]) -> Any:
         """Make the tasks of the named models; ``pos_args`` become full names.
 
-        Raises: InvalidCommand: there is no such target.
+        Raises: InvalidCommand: there is no such target, or its manifest is broken.
         """
         if options := [word for word in pos_args if word.startswith("-")]:
             raise InvalidCommand(f"doit takes options before names, found {options[0]} after one")
@@ -34,6 +34,6 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type informat
             for tasks in self.namespace.values():
                 if isinstance(tasks, ProjectTasks):
                     tasks.choose(cmd.name, pos_args, self._options)
-        except UsageError as error:
+        except BuildsysError as error:
             raise InvalidCommand(printable(str(error))) from None
         return super().load_tasks(cmd, pos_args)

@@ -155,7 +155,7 @@ def results_document(results: RunResults, exit_code: int | None) -> dict[str, An
 
 def broken_manifests(session: BuildSession) -> Iterator[BrokenManifest]:
     """Yield the manifests left out of the project."""
-    for file, errors in session.project.broken.items():
+    for file, errors in session.broken.items():
         yield BrokenManifest(file, tuple(dict.fromkeys(map(str, errors))))
 
 

@@ -7,22 +7,25 @@ import contextlib
 import gc
 import json
 import os
+import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from buildsys.cli.command import shown_path
 from buildsys.cli.doit_backend import FILE, read_marks
-from buildsys.cli.target_names import TargetNames, models_named_by
+from buildsys.cli.target_names import TargetNames
 from buildsys.errors import BuildsysError, ManifestErrors, UsageError, with_hint
 from buildsys.execution.key_parts import builder_versions
 from buildsys.project.load import empty_project, load_project
 from buildsys.project.plan import ProjectPlan
 from buildsys.system.files import MAX_RESULT_BYTES, read_limited
+from buildsys.system.printable import printable
 
 if TYPE_CHECKING:
     from buildsys.cli.console.progress import ConsoleLine
@@ -77,38 +80,38 @@ class BuildSession(TargetNames):
         self._running: set[str] = set()
 
     @classmethod
-    def load(cls, root: Path, *, leave_out: bool = False, remember: bool = True) -> BuildSession:
-        """Open the project at ``root``, with ``leave_out`` without broken manifests.
+    def load(cls, root: Path, *, remember: bool = True) -> BuildSession:
+        """Open the project at ``root``, without broken manifests.
 
-        Raises: ManifestErrors: the manifests are wrong.
+        Raises: ManifestErrors: a file that all models share is wrong.
         """
         gc.set_threshold(_OBJECTS)
-        return cls(load_project(root, leave_out=leave_out, remember=remember))
+        return cls(load_project(root, remember=remember))
 
     @classmethod
-    def read_only(cls, root: Path, names: Sequence[str] = ()) -> BuildSession:
+    def read_only(cls, root: Path, names: Sequence[str] | None = None) -> BuildSession:
         """Open the project at ``root`` without writing anything, not even a cache.
 
-        If ``names`` are targets of single models, other manifests may be broken.
-        Raises: ManifestErrors: the manifests are wrong.
+        With ``names``, the errors of broken manifests that they include are printed.
+        Raises: ManifestErrors: a file that all models share is wrong.
         """
-        if models_named_by(names):
-            session = cls.load(root, leave_out=True, remember=False)
-            with contextlib.suppress(UsageError):
-                if all(map(session.targets_of, names)):
-                    return session
-        return cls.load(root, remember=False)
+        session = cls.load(root, remember=False)
+        if names is not None:
+            session.leave_out(names)
+            for error in chain.from_iterable(session.broken.values()):
+                sys.stderr.write(printable(f"ERROR: {error}\n"))
+        return session
 
     @classmethod
     def of_history(cls, root: Path) -> BuildSession:
-        """Open the project for questions about recorded builds, without broken manifests.
+        """Open the project for questions about recorded builds.
 
-        A warning names them. Nothing is written.
+        A warning names broken manifests. Nothing is written.
         """
         from buildsys.store.state_db import warn_on_stderr
 
         try:
-            session = cls.load(root, leave_out=True, remember=False)
+            session = cls.read_only(root)
             left_out = ", ".join(session.project.broken)
         except ManifestErrors as error:  # in a file that all models share
             session = cls(empty_project(root))
@@ -157,6 +160,12 @@ class BuildSession(TargetNames):
             make_recorder=self._make_recorder,
             try_changes=lambda *failure: self.try_changes(*failure),
         )
+
+    def leave_out(self, names: Sequence[str]) -> None:
+        """Note the broken manifests that typed names include; the run fails with them."""
+        super().leave_out(names)
+        if self.broken:
+            self.exit_code = max(self.exit_code, UsageError.exit_code)
 
     def _warn(self, warning: str) -> None:
         from buildsys.store.state_db import warn_on_stderr

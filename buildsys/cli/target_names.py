@@ -14,8 +14,9 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from buildsys.cli.command import unknown_name
-from buildsys.errors import UsageError
+from buildsys.errors import ManifestError, ManifestErrors, UsageError
 from buildsys.plan.action import Action
+from buildsys.project.load import broken_manifests
 from buildsys.project.plan import ProjectPlan, model_of
 from buildsys.report.formatting import first_names
 from buildsys.stages.table import ENGINE, STAGES
@@ -90,6 +91,7 @@ class TargetNames:
     def __init__(self, project: Project, actions: ProjectPlan) -> None:
         self.project = project
         self.actions = actions
+        self.broken: Mapping[str, Sequence[ManifestError]] = {}  # what was asked for lacks them
 
     def needed(self, targets: Iterable[str]) -> dict[str, None]:
         """List targets and all their dependencies, planning no other model."""
@@ -147,12 +149,33 @@ class TargetNames:
             chosen |= targets
         return chosen
 
+    def leave_out(self, names: Sequence[str]) -> None:
+        """Note the broken manifests that typed names include, of all without names."""
+        is_all = not names or any(
+            any(fnmatchcase(stage, name.partition(":")[0]) for stage in STAGE_DOCS)
+            for name in names
+            if name in STAGE_DOCS or "*" in name.partition(":")[0]
+        )
+        patterns = [name for name in names if "*" in name]
+        some = {file: e for n in patterns for file, e in broken_manifests(self.project, n).items()}
+        self.broken = self.project.broken if is_all else some
+
+    def refuse_broken(self, name: str) -> None:
+        """Raise the errors of the manifests of a name. Raises: ManifestErrors: there are some."""
+        if broken := broken_manifests(self.project, name):
+            raise ManifestErrors(tuple(error for errors in broken.values() for error in errors))
+
     def targets_of(self, name: str) -> list[str]:
         """List the targets of a typed name or pattern, [] if unknown.
 
         Full names come first; a pattern that matches none is compared with the other spellings.
-        Raises: UsageError: the name is ambiguous.
+        Raises: UsageError: the name is ambiguous. ManifestErrors: its manifest is broken.
         """
+        if not (targets := self._targets_of(name)):
+            self.refuse_broken(name)
+        return targets
+
+    def _targets_of(self, name: str) -> list[str]:
         if "*" not in name:
             full = self.full_name(name)
             return [] if full is None else self.members(full)
@@ -223,13 +246,6 @@ class TargetNames:
             problem = f"{names[0]!r} stands for {len(targets)} targets"
             raise UsageError(problem, f"name one of {first_names(targets, _MOST_TARGETS)}")
         return targets[0]
-
-
-def models_named_by(names: Collection[str]) -> set[str]:
-    """List the possible models of target names, empty for any model."""
-    if any("*" in name or name in STAGE_DOCS for name in names):
-        return set()
-    return {part for name in names for part in name.split(":")}
 
 
 def _spellings(action: Action) -> Iterator[tuple[str, str]]:

@@ -47,14 +47,15 @@ from buildsys.system.printable import printable
 
 BACKENDS = {"buildsys": "buildsys.cli.doit_backend:Backend"}  # if the package is not installed
 BUILD = "build"  # the group of everything; build:MODEL is everything of a model
+_MANIFEST = "manifest"
 _WAITING_THREADS = 16  # besides those of -j
 
 
 def load(root: Path) -> "tuple[dict[str, Any], ProjectTasks]":
     """Load a project for its dodo file: DOIT_CONFIG and the task creator.
 
-    Raises: InvalidDodoFile: the manifests or environment variables are wrong; doit prints it and
-    exits with 3.
+    Raises: InvalidDodoFile: shared manifests or environment variables are wrong; doit prints it
+    and exits with 3.
     """
     guard_streams()
     _guard_answers()
@@ -78,7 +79,10 @@ def doit_config(session: BuildSession) -> dict[str, Any]:
     session.project.state.mkdir(parents=True, exist_ok=True)
     return {
         # one model after another: doit goes breadth first through one group
-        "default_tasks": [f"build:{model}" for model in session.project.models],
+        "default_tasks": [
+            *(f"{BUILD}:{model}" for model in session.project.models),
+            *map(_manifest_task, session.project.broken),
+        ],
         "par_type": "thread",  # with processes doit hangs forever if one of them dies
         "backend": "buildsys",
         "dep_file": str(session.project.state / doit_backend.FILE),
@@ -192,11 +196,24 @@ class ProjectTasks:
             if action.variant:
                 members.setdefault(f"{action.stage}:{action.model}", []).append(target)
         models = [group for group in members if group.startswith(f"{BUILD}:")]
+        broken = [_manifest_task(file) for file in session.broken]
         for name in sorted(members, key=lambda name: name.count(":")):  # a stage before its parts
-            after = models if name == BUILD else members[name]
+            after = (
+                [*models, *broken] if name == BUILD else members[name] if ":" in name else broken
+            )
             yield _group_task(session, name, members[name], after)
         for target in targets:
             yield _target_task(session, target, targets)
+        if broken:
+            yield {"basename": _MANIFEST, "name": None, "doc": "the errors of broken manifests"}
+        for file, errors in session.broken.items():
+            yield {
+                "basename": _MANIFEST,
+                "name": file,
+                "doc": f"left out: {errors[0]}",
+                "actions": [partial(TaskError, "\n".join(map(str, errors)))],
+                "task_dep": [*targets],  # a failure ends the run
+            }
 
     def choose(self, command: str, names: list[str], options: Mapping[str, Any]) -> None:
         """Choose what a command of doit needs; ``names`` become full names.
@@ -206,6 +223,7 @@ class ProjectTasks:
         session = self.session
         session.jobs = max(1, options.get("num_process") or 1)
         session.always = bool(options.get("always"))
+        session.leave_out([name for name in names if not name.startswith(f"{_MANIFEST}:")])
         if any("/" in name for name in names):
             return  # doit takes outputs, too
         names[:] = session.full_names(names)
@@ -250,6 +268,11 @@ class ProjectTasks:
         return self._targets
 
 
+def _manifest_task(file: str) -> str:
+    """Name the task that fails because of a broken manifest."""
+    return f"{_MANIFEST}:{file}"
+
+
 def _group_task(
     session: BuildSession, name: str, members: Sequence[str], after: Sequence[str]
 ) -> dict[str, Any]:
@@ -265,8 +288,7 @@ def _group_task(
         "uptodate": [UpToDate(session, members)],
         "clean": [(clean, [session, name])],
     }
-    if stage == BUILD or model:
-        task["task_dep"] = [*after]  # doit adds the members of a stage
+    task["task_dep"] = [*after]  # doit adds the members of a stage
     return task if stage == BUILD else {**task, "name": model or None}
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 STATE_FOLDER = ".buildsys"
 _STORE_LIMIT = "50GiB"
 _SHARED = ("project", "engines")  # files in configs/
+_DECLARED = re.compile(r"""^model:\s*["']?([^\s"'#]+)""", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,11 @@ class Project:
     models: Mapping[str, ResolvedModel]
     # manifests that were left out, with their errors
     broken: Mapping[str, Sequence[ManifestError]] = field(default_factory=dict)
+
+    def require_all(self) -> None:
+        """Raise the errors of broken manifests. Raises: ManifestErrors: there are some."""
+        if self.broken:
+            raise ManifestErrors(_distinct(chain.from_iterable(self.broken.values())))
 
     def shared_cache(self) -> dict[str, Any] | None:
         """Return url, mode and timeout_s of the shared cache, or None.
@@ -176,25 +184,45 @@ def load_project(
     remember: bool = True,
     configs: Path | None = None,
     links_into: Path | None = None,
-    leave_out: bool = False,
 ) -> Project:
     """Load the manifests below ``configs/models``, except files to extend (``_*``).
 
     BUILDSYS_CONFIGS and BUILDSYS_BUILD, absolute or relative to ``root``, move the two folders; the
     argument ``configs`` takes precedence. Without ``remember`` the cache is not written. Files of
-    the project may be links into ``links_into``. With ``leave_out``, broken manifests are left out
-    of the project and their errors stay in it.
+    the project may be links into ``links_into``. Broken manifests are left out, with their errors
+    in ``broken``.
 
-    Raises: ManifestErrors: all errors of all files. With ``leave_out``, only if one of them is in
-    a file that all models share.
+    Raises: ManifestErrors: one of the errors is in a file that all models share.
     """
     project = empty_project(root, configs=configs)
     load = _ProjectReader(project, remember, links_into)
     models = load.models()
     # a preset or default that is wrong is dropped from the models, so none of them can be trusted
-    if load.broken and (not leave_out or load.is_shared_file_broken):
-        raise ManifestErrors(_distinct(chain.from_iterable(load.broken.values())))
-    return replace(project, models=models, broken=load.broken)
+    project = replace(project, models=models, broken=load.broken)
+    if load.is_shared_file_broken:
+        project.require_all()
+    return project
+
+
+def broken_manifests(project: Project, name: str) -> dict[str, Sequence[ManifestError]]:
+    """Find the broken manifests that may declare a model of a typed name or pattern."""
+    words = name.split(":")
+    return {
+        file: errors
+        for file, errors in project.broken.items()
+        for declared in (file, *_declared_names(project.root / file))
+        if any(fnmatchcase(declared, word) or fnmatchcase(word, declared) for word in words)
+    }
+
+
+def _declared_names(file: Path) -> list[str]:
+    """List the likely names of a broken manifest's models, with ``*`` for values of a matrix."""
+    try:
+        text = file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    names = [re.sub(r"\{[^}]*\}", "*", name) for name in [file.stem, *_DECLARED.findall(text)]]
+    return [*names, *(f"{name}-*" for name in names if "matrix:" in text)]
 
 
 def check_manifests(project: Project, files: Iterable[Path]) -> tuple[ManifestError, ...]:

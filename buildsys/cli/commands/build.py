@@ -108,15 +108,15 @@ def chosen_names(session: BuildSession, options: Namespace) -> list[str]:
 
     Raises: UsageError: a name, tag or owner is unknown.
     """
+    session.leave_out(options.names)
     try:
         names = session.full_names(options.names or [_EVERYTHING], ModelFilter.of(options))
     except UsageError as error:
-        broken = [str(problem) for errors in session.project.broken.values() for problem in errors]
-        if not broken:
+        if not session.project.broken:
             raise
         # an unknown name or tag may be that of a manifest left out
-        more = f" and {len(broken) - 1} more" if len(broken) > 1 else ""
-        raise UsageError(f"{error}; left out as broken: {broken[0]}{more}") from None
+        broken = ", ".join(session.project.broken)
+        raise UsageError(f"{error}; left out as broken: {broken}") from None
     if since := getattr(options, "since", ""):
         from buildsys.cli.commands.plan import changed_targets
 

@@ -245,9 +245,11 @@ def reached_by(
     UsageError: a revision is unknown, or its manifests are wrong.
     """
     project = load_project(root)
+    project.require_all()  # objects of models that are left out would be removed
     plans = [_planned(project)]
     for revision in revisions:
         with project_at(project, revision) as at:
+            at.project.require_all()
             plans.append(_planned(at.project))
     return partial(_reached_names, project.state, plans)
 

@@ -28,7 +28,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """Print what is removed."""
-    session = BuildSession.load(options.root)
+    session = BuildSession.read_only(options.root, options.names)
     try:
         targets = session.in_order(session.select(options.names, only=ModelFilter.of(options)))
         remove_files(session, targets, dry_run=options.dry_run)
@@ -36,7 +36,7 @@ def run(options: Namespace) -> int:
             session.forget(target)
     finally:
         session.close()
-    return 0
+    return session.exit_code
 
 
 def remove_files(session: BuildSession, targets: Sequence[str], *, dry_run: bool) -> None:

@@ -106,14 +106,16 @@ def check_machine(root: Path, *, as_json: bool) -> int:
 
 def _read_project(root: Path) -> "tuple[Project, Finding, int]":
     """Read the project; wrong manifests don't prevent other checks."""
+    project = empty_project(root)
     try:
         project = load_project(root, remember=False)
+        project.require_all()
     except ManifestErrors as error:
         first = error.errors[0]
         text = f"{plural(len(error.errors), 'error')} in the manifests, first {first}"
         place = ":".join(str(part) for part in (first.file, first.line) if part is not None)
         check = Finding("project", "manifests", BROKEN, text, f"correct {place}")
-        return empty_project(root), check, error.exit_code
+        return project, check, error.exit_code
     engines = sum(len(model.data["engines"]) for model in project.models.values())
     models = plural(len(project.models), "model")
     text = f"{models}, {plural(engines, 'engine')} in {project.root}"

@@ -41,7 +41,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """Print one explanation per target; without names, those of all targets."""
     only = ModelFilter.of(options)
-    session = BuildSession.read_only(options.root, () if only else options.names)
+    session = BuildSession.read_only(options.root, options.names)
     chosen = session.select(options.names, only=only)
     explained = [
         explanation
@@ -50,12 +50,12 @@ def run(options: Namespace) -> int:
     ]
     if options.json:
         print_json({"schema": SCHEMA, "targets": [*map(explanation_json, explained)]})
-        return 0
+        return session.exit_code
     counts = Counter(map(state_word, explained))
     words = (STALE, MAY_RERUN, FRESH, UNAVAILABLE, NOISY)
     summary = ", ".join(f"{counts[word]} {word}" for word in words if counts[word])
     print_rows(_rows(session, explained, by_name=bool(options.names)), [summary or "no targets"])
-    return 0
+    return session.exit_code
 
 
 def explanation_json(explanation: Freshness) -> dict[str, Any]:

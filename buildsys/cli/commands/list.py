@@ -24,7 +24,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """Print names with a description."""
     only = ModelFilter.of(options)
-    session = BuildSession.read_only(options.root, () if only else options.names)
+    session = BuildSession.read_only(options.root, options.names)
     states: dict[str, str] = {}
     if options.all or options.status or options.names or only:
         targets = session.in_order(session.select(options.names, only=only))
@@ -41,4 +41,4 @@ def run(options: Namespace) -> int:
     before = max(map(len, states.values()), default=-2) + 2
     lines = (f"{states.get(n, ''):<{before}}{n:<{width}}  {doc}" for n, doc in docs.items())
     print_answer(options, {"schema": SCHEMA, "targets": rows}, lines)
-    return 0
+    return session.exit_code

@@ -289,7 +289,7 @@ def _try_exports(project: Project, model: str, changes: Sequence[str]) -> Ends:
     """Try exports until one leads to a verified engine, none without trials."""
     from buildsys.cli.trials import find_verified  # slow to import
 
-    session = BuildSession.load(project.root, leave_out=True, remember=False)
+    session = BuildSession.read_only(project.root)
     if not session.has_trials:
         return {}
     session.on_event = lambda _, event: show_progress(event)

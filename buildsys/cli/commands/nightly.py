@@ -88,7 +88,7 @@ def run(options: Namespace) -> int:
 
 def _build(options: Namespace, stages: Sequence[str], started: str) -> tuple[RunResults, int]:
     """Build everything stale, here or on other machines; return results and exit code."""
-    session = BuildSession.load(options.root, leave_out=True)
+    session = BuildSession.load(options.root)
     project = session.project
     if not project.models and not project.broken:
         folder = os.path.relpath(project.configs / "models", options.root)

@@ -48,7 +48,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """Print the named operators, the operators of models, or all."""
-    project = load_project(options.root, remember=False, leave_out=True)
+    project = load_project(options.root, remember=False)
     models = [name for name in options.names if name in project.models]
     operators = [operator for model in models for operator in graph_operators(project, model)]
     table = operator_table(project.root / STATE_FOLDER)

@@ -11,6 +11,8 @@ import warnings
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
+from dataclasses import replace
+from functools import partial
 from io import BytesIO
 from itertools import islice, zip_longest
 from pathlib import Path
@@ -34,6 +36,7 @@ from buildsys.history.compare import machine_differences
 from buildsys.history.database import History, history_file
 from buildsys.history.recorder import machine_id
 from buildsys.plan.action import Action
+from buildsys.project.load import Project, broken_manifests
 from buildsys.project.plan import model_of
 from buildsys.report.formatting import first_names
 from buildsys.report.html.figures import EngineHistory, PastBuild
@@ -67,6 +70,7 @@ from buildsys.system.files import (
 
 CANNOT_WRITE = "the pages cannot be written"
 FOLDER = "report"  # in the build folder
+BROKEN = "broken"  # the status of a row
 _ROW = "<!-- row: "  # at the end of a page: its line in the index
 _ROW_BYTES = 64 << 10
 _MOST_BUILDS = 100
@@ -86,12 +90,12 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """Write the pages and print the path of the index."""
-    session = BuildSession.read_only(options.root)
+    session = BuildSession.read_only(options.root, options.names)
     selected = session.select(options.names, only=ModelFilter.of(options))
     chosen = set(map(model_of, selected))
     index = write_pages(session, [name for name in session.project.models if name in chosen])
     print_lines([f"pages: {shown_path(index)}" if index else "no model has a page"])
-    return 0
+    return session.exit_code
 
 
 def prepare() -> None:
@@ -139,8 +143,7 @@ def write_pages(
                 row = base64.b64encode(adapter(IndexRow).dump_json(index_row(page))).decode()
                 text = f"{render_model(page)}{_ROW}{row} -->\n"
                 replace_file(folder / page_name(model), text.encode())
-    # a manifest that does not load hides its models
-    return _write_index(folder, lambda model: bool(project.broken) or model in project.models)
+    return _write_index(folder, partial(_marked, project))
 
 
 def remove_pages(session: BuildSession, models: Collection[str], *, dry_run: bool) -> list[Path]:
@@ -152,19 +155,30 @@ def remove_pages(session: BuildSession, models: Collection[str], *, dry_run: boo
     refuse_links(session.project.build, [f"{FOLDER}/{INDEX}"])
     pages = [path for model in models if (path := folder / page_name(model)).is_file()]
     if pages and not dry_run:
-        _write_index(folder, lambda model: model not in models)
+        _write_index(
+            folder, lambda row: None if row.model in models else _marked(session.project, row)
+        )
     return pages
 
 
-def _write_index(folder: Path, keeps: Callable[[str], bool]) -> Path | None:
+def _marked(project: Project, row: IndexRow) -> IndexRow | None:
+    """Mark the row of a broken manifest; None for a model that has no manifest."""
+    if row.model in project.models:
+        return row
+    for errors in broken_manifests(project, row.model).values():
+        return replace(row, status=BROKEN, text=f"{errors[0]}; the last build is shown")
+    return row if project.broken else None  # perhaps a name that cannot be read
+
+
+def _write_index(folder: Path, mark: Callable[[IndexRow], IndexRow | None]) -> Path | None:
     """Write the index of all pages and return it; None without pages."""
     rows: list[IndexRow] = []
     for path in folder.glob("*.html"):
         text = read_end(path, _ROW_BYTES).rpartition(_ROW)[2].removesuffix(" -->\n")
         with suppress(ValueError, OSError):  # the index itself, or a file of somebody else
             row = adapter(IndexRow).validate_json(base64.b64decode(text, validate=True))
-            if keeps(row.model):
-                rows.append(row)
+            if marked := mark(row):
+                rows.append(marked)
             else:
                 path.unlink()
     index = folder / INDEX

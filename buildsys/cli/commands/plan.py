@@ -8,7 +8,8 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from buildsys.cli.command import add_json, add_names, print_json
 from buildsys.cli.commands.explain import explanation_json, reasons_json
@@ -29,11 +30,16 @@ from buildsys.execution.stale_reasons import (
     summarize_reasons,
 )
 from buildsys.plan.action import Action
+from buildsys.project.load import broken_manifests
+from buildsys.project.plan import model_of
 from buildsys.report.formatting import duration, first_names, plural
 from buildsys.store.file_digests import DigestCache, FileDigest
 from buildsys.store.ledger import Ledger
 from buildsys.store.state_db import ReadOnlyStateDb
 from buildsys.system.printable import printable
+
+if TYPE_CHECKING:
+    from buildsys.cli.git_revision import Revision
 
 SCHEMA, SINCE_SCHEMA = "buildsys/plan/1", "buildsys/plan-since/1"
 ADDED, CHANGED, REMOVED, DOWNSTREAM = "added", "changed", "removed", "downstream"
@@ -53,13 +59,13 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """Print the targets of the next run, or differences from a revision."""
     only = ModelFilter.of(options)
+    session = BuildSession.read_only(options.root, options.names)
     if options.since is not None:
-        print_since(options, only)
-        return 0
-    session = BuildSession.read_only(options.root, () if only else options.names)
+        print_since(session, options, only)
+        return session.exit_code
     explained = session.explain(session.select(options.names, only=only))
     print_plan(session, list(explained.values()), as_json=options.json)
-    return 0
+    return session.exit_code
 
 
 def print_plan(session: BuildSession, explained: Sequence[Freshness], *, as_json: bool) -> None:
@@ -128,18 +134,25 @@ def _summary(steps: Sequence[Freshness], times: Mapping[str, float], unknown: in
     return f"{count}; usual time: {', '.join(listed)}"
 
 
-def print_since(options: Namespace, only: ModelFilter) -> None:
+def print_since(now: BuildSession, options: Namespace, only: ModelFilter) -> None:
     """Print the targets with differences since a git revision.
 
-    Raises: UsageError: a name or the revision is unknown, or its manifests are wrong.
+    Models of broken manifests in the revision count as added.
+    Raises: UsageError: a name or the revision is unknown, or its shared manifests are wrong.
     """
     from buildsys.cli.git_revision import project_at
 
-    now = BuildSession.read_only(options.root)
     with project_at(now.project, options.since) as there:
-        before = BuildSession(there.project)
+        before = _session_at(there)
         chosen = now.select(options.names, before, only=only)
-        differences = [change for change in _differences(before, now) if change.target in chosen]
+        differences = [
+            change
+            for change in _differences(before, now)
+            if change.target in chosen
+            and not (
+                change.state == REMOVED and broken_manifests(now.project, model_of(change.target))
+            )
+        ]
     if options.json:
         targets = [change.as_json() for change in differences]
         fields = {"since": options.since, "commit": there.commit, "targets": targets}
@@ -162,12 +175,17 @@ def changed_targets(now: BuildSession, revision: str) -> list[str]:
     """
     from buildsys.cli.git_revision import project_at
 
-    with project_at(now.project, revision, leave_out=True) as there:
-        for file in there.project.broken:
-            text = f"{file} of {revision} is broken; its models count as changed"
-            sys.stderr.write(printable(f"buildsys: warning: {text}\n"))
-        differences = list(_differences(BuildSession(there.project), now))
+    with project_at(now.project, revision) as there:
+        differences = list(_differences(_session_at(there), now))
     return [difference.target for difference in differences if difference.state != REMOVED]
+
+
+def _session_at(there: "Revision") -> BuildSession:
+    """Open the project of a revision; a warning names its broken manifests."""
+    for file in there.project.broken:
+        text = f"{file} of {there.name} is broken; its models count as changed"
+        sys.stderr.write(printable(f"buildsys: warning: {text}\n"))
+    return BuildSession(replace(there.project, broken={}))
 
 
 class _TargetDifference(NamedTuple):

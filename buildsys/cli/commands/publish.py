@@ -68,7 +68,7 @@ def run(options: Namespace) -> int:
     if not re.fullmatch(NAME_PATTERN, version):
         hint = "add --version 1.0.0: letters, digits and _ . + -, beginning with a letter or digit"
         raise UsageError(f"{version!r} is not a valid version", hint)
-    session = BuildSession.read_only(options.root)
+    session = BuildSession.read_only(options.root, names)
     engines = list(_select(session, names, only))
     is_refused = any(engine.state == REFUSED for engine in engines)
     if is_refused:
@@ -83,7 +83,7 @@ def run(options: Namespace) -> int:
         print_json(document)
     else:
         _print(engines, shown_url, version)
-    return _REFUSED if is_refused else 0
+    return _REFUSED if is_refused else session.exit_code
 
 
 class _Publication(NamedTuple):

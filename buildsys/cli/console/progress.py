@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.progress import Progress, TaskID
 
+    from buildsys.cli.target_names import TargetNames
+
 ENDED = ("passed", "restored", "unavailable", "noisy", "failed")
 OBVIOUS = ("never built", "requested")  # reasons in the executor's words, not repeated
 _SHORTFALLS = ("unavailable", "noisy")
@@ -101,6 +103,12 @@ def is_implied(line: ConsoleLine, lines: Mapping[str, ConsoleLine]) -> bool:
     engine = lines.get(engine_of(line))
     is_gone = engine is not None and engine.status == "unavailable"
     return is_gone and line.status in ("running", "unavailable")
+
+
+def broken_lines(session: TargetNames) -> Iterator[str]:
+    """Write the broken manifests that a run leaves out."""
+    for file, errors in session.broken.items():
+        yield "\n  ".join((f"{'failed':<11}  manifest:{file}", *map(str, errors)))
 
 
 def up_to_date_lines(lines: Iterable[ConsoleLine]) -> Iterator[str]:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -22,6 +23,7 @@ from buildsys.cli.command import shown_path
 from buildsys.cli.console.progress import (
     ConsoleLine,
     Display,
+    broken_lines,
     is_implied,
     target_line,
     up_to_date_lines,
@@ -71,7 +73,7 @@ class Reporter(ConsoleReporter):  # type: ignore[misc]  # doit has no type infor
                 reached.add(name)
                 waiting.extend(tasks[name].task_dep)
         for name, task in tasks.items():
-            if name in reached and task.actions:
+            if name in reached and task.actions and name in self.session.actions:
                 self._lines[name] = target_line(name)
         for name in self.session.up_to_date_targets:
             self._note_up_to_date(self._lines.setdefault(name, target_line(name)))
@@ -193,7 +195,11 @@ class Reporter(ConsoleReporter):  # type: ignore[misc]  # doit has no type infor
             pages = update_pages(session, [m for m in session.project.models if m in changed])
             print_summary(self._out, session, lines, stale, pages)
         elif not is_broken and not self.runtime_errors:
-            summary = up_to_date_lines(lines)
+            if session.broken or _has_marks(session.project.build / "report/index.html"):
+                from buildsys.cli.commands.pages import update_pages
+
+                update_pages(session, ())
+            summary = [*broken_lines(session), *up_to_date_lines(lines)]
             self._out.writelines(printable(f"{text.rstrip()}\n") for text in summary)
         for problem in self.runtime_errors:
             self._out.write(printable(f"{problem.strip()}\n"))
@@ -237,6 +243,14 @@ class Reporter(ConsoleReporter):  # type: ignore[misc]  # doit has no type infor
     def _warn(self, warning: str) -> None:
         with self._lock:
             self._display.warn(warning)
+
+
+def _has_marks(index: Path) -> bool:
+    """Check whether a page marks broken manifests."""
+    try:
+        return b"pill broken" in index.read_bytes()
+    except OSError:
+        return False
 
 
 class Signals:

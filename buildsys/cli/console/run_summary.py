@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from buildsys.cli.command import shown_path
-from buildsys.cli.console.progress import ConsoleLine, is_implied
+from buildsys.cli.console.progress import ConsoleLine, broken_lines, is_implied
 from buildsys.cli.console.rows import text_console
 from buildsys.cli.session import BuildSession
 from buildsys.errors import with_hint
@@ -31,7 +31,17 @@ _STYLES = {
     "failed": "bold red",
 }  # fmt: skip
 _GOOD = ("passed", "restored", "fresh")
-_ORDER = ("passed", "restored", "fresh", "unavailable", "noisy", "failed", "ignored", "not run")
+_ORDER = (
+    "passed",
+    "restored",
+    "fresh",
+    "unavailable",
+    "noisy",
+    "failed",
+    "ignored",
+    "not run",
+    "broken",
+)
 _MOST_TABLES = 100  # more models than that: only those with something else than passed targets
 _MOST_WARNINGS, _WARNING_LENGTH = 5, 240  # per model, and in characters: torch's are long
 _PLAIN_WIDTH = 120  # tables in logs and pipes, unless COLUMNS is set
@@ -91,9 +101,12 @@ def print_summary(
             if line.log:
                 print_line(f"  log: {line.log}")
             print_line(f"  rerun it alone: buildsys debug {line.target}\n")
+    for text in broken_lines(session):
+        print_line(text)
     if pages:
         print_line(pages)
     counts = Counter(line.status for line in lines)
+    counts["broken"] = len(session.broken)
     totals = ", ".join(f"{counts[status]} {status}" for status in _ORDER if counts[status])
     print_line(f"{totals} in {duration(time.monotonic() - session.began)}")
 

@@ -31,7 +31,7 @@ from buildsys.system.printable import printable
 INDEX = "index.html"
 MODEL = "model.html"
 MACROS = "macros.html"
-STATUS_TEXTS = {"absent": "no result", "partial": "incomplete"}
+STATUS_TEXTS = {"absent": "no result", "partial": "incomplete", "broken": "manifest broken"}
 _CODE = re.compile(r"`([^`\n]+?)(?:`|(?=\.\.\.$))")  # the last one may be cut off
 
 
@@ -95,7 +95,13 @@ def _prose(text: str) -> Markup:
     return Markup(_CODE.sub(r"<code>\1</code>", plain))  # noqa: S704 - it is escaped
 
 
-_ORDER = {"failed": 0, "stale": 1, "partial": 2, "absent": 4}  # in the index; 3: all others
+_ORDER = {
+    "failed": 0,
+    "broken": 0,
+    "stale": 1,
+    "partial": 2,
+    "absent": 4,
+}  # in the index; 3: all others
 _SPARK_BUILDS = 24
 
 

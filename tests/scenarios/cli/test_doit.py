@@ -96,21 +96,28 @@ def test_a_run_leaves_the_heavy_libraries_to_the_workers(built: ProjectFolder) -
     assert not modules & HEAVY
 
 
-def test_all_errors_in_manifests_are_printed_and_nothing_is_built(project: ProjectFolder) -> None:
+def test_broken_manifests_fail_a_run_of_all_models_and_no_other(project: ProjectFolder) -> None:
     project.add_model("one")
     project.add_model("two")
     project.add_model("good")
     project.edit("configs/models/one.yaml", "opset: 17", "opset: 99")
     project.edit("configs/models/two.yaml", "engines:", "engine:")
-    wrong = project.doit("build:good")
+    wrong = project.doit("one")
     assert (wrong.code, wrong.out) == (3, "")
-    first, *errors = wrong.err.splitlines()
-    assert first.startswith("ERROR: ")
-    assert [error.split(":")[0] for error in errors if error] == [
-        "configs/models/one.yaml",
-        "configs/models/two.yaml",
-    ]
+    assert wrong.err.startswith("ERROR: configs/models/one.yaml:6:")
     assert not (project.root / "build").exists()
+    assert project.doit("export:good").code == 0
+    ran = project.doit("-n", "2", "export")
+    assert (ran.code, ran.err) == (3, "")
+    files = ["configs/models/one.yaml", "configs/models/two.yaml"]
+    assert re.findall(r"^failed +manifest:(.*)", ran.out, re.MULTILINE) == files
+    assert re.findall(r"^  (.*?):\d+:", ran.out, re.MULTILINE) == files
+    assert "everything is up to date (1 target)" in ran.out
+    other = project.doit("-r", "json", "export")  # a reporter that knows nothing of us
+    assert (other.code != 0, "configs/models/one.yaml:6:" in other.out) == (True, True)
+    listed = project.doit("list", "--all", "-q").out
+    assert all(f"manifest:{file}" in listed for file in files)
+    assert (project.root / "build/good/export").exists()
 
 
 def test_doit_works_from_another_folder_and_with_moved_folders(

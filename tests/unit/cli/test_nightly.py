@@ -88,7 +88,7 @@ def change_sessions(patch: pytest.MonkeyPatch, change: Callable[[Any], object]) 
 
 
 def test_broken_manifests_are_listed_and_the_others_built(
-    nightly: Doit, monkeypatch: pytest.MonkeyPatch
+    nightly: Doit, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     file = "configs/models/c.yaml"
     error = ManifestError(Path(file), ("modle",), "unknown field", line=1)
@@ -100,6 +100,17 @@ def test_broken_manifests_are_listed_and_the_others_built(
     assert found["outcome"] == "1 broken manifest"
     assert found["manifests"][0]["file"] == "configs/models/c.yaml"
     assert found["counts"]["passed"] == len(nightly.session.actions)
+    assert nightly("nightly", "a")[0] == 0
+    files = ("--junit", str(tmp_path / "j.xml"), "--summary", str(tmp_path / "s.md"))
+    for names in ((), ("a",)):
+        code, out = nightly("build", *names, *files)
+        assert code == (0 if names else 3)
+        sentence = f"{file}:1: modle: unknown field"
+        assert (f"failed       manifest:{file}\n  {sentence}" in out) == (not names)
+        assert (sentence in (tmp_path / "s.md").read_text()) == (not names)
+        failures = ElementTree.parse(tmp_path / "j.xml").findall(".//failure")
+        assert len(failures) == (not names)
+    assert nightly("build", "c") == (3, f"ERROR: {sentence}\n")
 
 
 def test_an_ignored_target_never_ran(nightly: Doit) -> None:

@@ -182,10 +182,13 @@ def test_the_index_keeps_other_models_and_drops_removed_ones(session: BuildSessi
     gone.write_text(f"{start} {b64encode(json.dumps(removed).encode()).decode()} -->\n")
     other = gone.with_name("notes.html")
     other.write_text("not a page")
-    vars(session.project)["broken"] = {"gone.yaml": "no colon"}  # its model is not known
-    index = write_pages(session, [])
-    assert index is not None
-    assert 'href="gone.html"' in index.read_text()
+    for file, is_marked in (("models/gone.yaml", True), ("x.yaml", False)):  # of unknown models
+        vars(session.project)["broken"] = {file: ["no colon in line 3"]}
+        index = write_pages(session, [])
+        assert index is not None
+        assert 'href="gone.html"' in index.read_text()
+        assert ("no colon in line 3; the last build is shown" in index.read_text()) == is_marked
+        assert ('<span class="pill broken">manifest broken' in index.read_text()) == is_marked
     vars(session.project)["broken"] = {}
     index = write_pages(session, [])
     assert index is not None

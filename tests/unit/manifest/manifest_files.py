@@ -40,7 +40,9 @@ class ProjectFolder:
         )
 
     def load(self) -> Project:
-        return load_project(self.root)
+        project = load_project(self.root)
+        project.require_all()
+        return project
 
     def errors(self) -> list[str]:
         with pytest.raises(ManifestErrors) as caught:

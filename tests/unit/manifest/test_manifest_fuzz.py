@@ -76,6 +76,7 @@ def check(root: Path) -> list[str]:
     """Return the names of the models, after checking the form of any errors."""
     try:
         project = load_project(root, remember=False)
+        project.require_all()
     except ManifestErrors as errors:
         assert errors.errors
         for error in errors.errors:
