@@ -2,10 +2,13 @@
 
 from argparse import SUPPRESS, Action, ArgumentParser
 from collections.abc import Iterable, Iterator
+from itertools import chain
+from textwrap import wrap
 
 from buildsys.cli.commands import HIDDEN, SECTIONS
 from buildsys.cli.main import parser_of
 
+_COLUMNS = 95  # a block of this width is not cut at 1400 pixels
 _INTRODUCTION = """\
 # Commands and options
 
@@ -30,9 +33,15 @@ def _command(name: str, parser: ArgumentParser) -> Iterator[str]:
     usage = parser.format_usage().removeprefix("usage: ").strip()
     yield f"### {name}\n\n{parser.description}\n\n```text\n{usage}\n```\n\n"
     if parser.epilog:
-        yield f"```text\n{parser.epilog}\n```\n\n"
+        lines = chain.from_iterable(map(_wrap, parser.epilog.splitlines()))
+        yield "```text\n" + "\n".join(lines) + "\n```\n\n"
     shown = [one for one in parser._actions if one.option_strings and one.help != SUPPRESS]
     yield _table(one for one in shown if one.dest != "help")
+
+
+def _wrap(line: str) -> list[str]:
+    indent = " " * (len(line) - len(line.lstrip()))
+    return wrap(line, _COLUMNS, subsequent_indent=indent, break_on_hyphens=False) or [""]
 
 
 def _table(options: Iterable[Action]) -> str:

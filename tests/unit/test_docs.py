@@ -192,6 +192,14 @@ def test_all_files_about_the_project_name_its_version() -> None:
     assert re.findall(r"^## (.*)$", changelog, re.MULTILINE)[0] == buildsys.__version__
 
 
+def test_the_versions_of_the_readme_are_those_that_are_installed() -> None:
+    section = README.partition("## Status and versions")[2].partition("\n## ")[0]
+    requirements = re.findall(r"`([\w-]+[<>=][^`]+)`", section)
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert len(requirements) > 5
+    assert [text for text in requirements if f'"{text}"' not in project] == []
+
+
 @pytest.mark.parametrize("kind", ["bug", "feature"])
 def test_an_issue_has_a_template(kind: str) -> None:
     text = (ROOT / f".github/ISSUE_TEMPLATE/{kind}.md").read_text(encoding="utf-8")
