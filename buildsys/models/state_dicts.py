@@ -5,6 +5,7 @@ the network: ``state_dict.model.fc.weight`` is the ``fc.weight`` of a network. W
 the names of the network is the key of its state dict.
 """
 
+import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from buildsys.errors import StageError
 
 COUNTER = "num_batches_tracked"  # only training needs it
 _LISTED_NAMES = 3
+_LISTED_KEYS = 8
 _MOST_NESTED = 4
 State = Mapping[str, Any]
 
@@ -24,40 +26,79 @@ State = Mapping[str, Any]
 class StateDict(NamedTuple):
     """A state dict by the names of its network."""
 
-    key: str
+    path: str  # of the map
+    prefix: str  # of the names in it, without the last dot
     state: State
     others: int  # tensors of the file outside it
 
+    @property
+    def key(self) -> str:
+        """What stands before the names of the network."""
+        return ".".join(filter(None, (self.path, self.prefix)))
 
-def find_state(loaded: State, module: nn.Module, key: str | None, title: str) -> StateDict:
+
+class _Partial(NamedTuple):
+    """A place with some names of a network."""
+
+    names: int
+    path: str
+    prefix: str
+
+    @property
+    def key(self) -> str:
+        return ".".join(filter(None, (self.path, self.prefix[:-1])))
+
+
+def find_state(
+    loaded: State, module: nn.Module, key: str | None, title: str, *, strict: bool = True
+) -> StateDict:
     """Find the state dict with the names of ``module``, or with the most of them.
 
-    Raises: StageError: several fit by names and shapes, or none has the ``key``.
+    Raises: StageError: several fit by names and shapes, or none has the ``key``. Not ``strict``:
+    several have the most names.
     """
     expected = module.state_dict()
     groups = [names for names in tied_names(expected) if not names[0].endswith(COUNTER)]
-    maps, fitting, closest = dict(state_maps(loaded)), list[StateDict](), (0, "", "")
+    maps, fitting, partial = dict(state_maps(loaded)), list[StateDict](), list[_Partial]()
     total = sum(map(_tensors, maps.values()))
     for path, tensors in maps.items():
         counts = Counter(prefix for name in tensors for prefix in _prefixes(name, expected))
         for prefix, count in sorted(counts.items(), key=lambda entry: len(entry[0])):
-            closest = max(closest, (count, path, prefix), key=lambda place: place[0])
+            partial.append(_Partial(count, path, prefix))
             if count < len(groups):
                 continue
-            found = _cut(path, tensors, prefix, expected, total)
-            if all(any(name in found.state for name in names) for names in groups):
-                fitting.append(found)
+            whole = _cut(path, tensors, prefix, expected, total)
+            if all(any(name in whole.state for name in names) for names in groups):
+                fitting.append(whole)
                 if not prefix:
                     break  # further names of a network are no part of it
-    if key is not None:
-        fitting = [f for f in fitting if f.key == key or f.key.startswith(f"{key}.")]
-        if not fitting:
-            raise _no_key(key, maps, title)
-    if len(fitting) > 1:
-        fitting = [f for f in fitting if _has_shapes(f.state, expected)] or fitting
-    _refuse_several([found.key for found in fitting], title)
-    _, path, prefix = closest
-    return fitting[0] if fitting else _cut(path, maps[path], prefix, expected, total)
+    partial = [place for place in partial if _is_at(key, place.key)]
+    if key is not None and not partial:
+        right = json.dumps(fitting[0].key) if len(fitting) == 1 else ""
+        changes = [f"source: {{weights: {{key: {right}, prefix: null}}}}"] if right else []
+        raise _no_key(key, maps, title, changes)
+    states = [state for state in fitting if _is_at(key, state.key)]
+    if not states:
+        most = max((place.names for place in partial), default=0)
+        places = [place for place in partial if place.names == most] or [_Partial(0, "", "")]
+        states = [
+            _cut(place.path, maps[place.path], place.prefix, expected, total)
+            for place in (places[:1] if strict else places)
+        ]
+    if len(states) > 1:
+        states = [state for state in states if _has_shapes(state.state, expected)] or states
+    _refuse_several([state.key for state in states], title)
+    return states[0]
+
+
+def key_of(weights: Mapping[str, Any]) -> str | None:
+    """Join key and prefix of the manifest's section."""
+    parts = [part.strip(".") for name in ("key", "prefix") if (part := weights.get(name))]
+    return ".".join(parts) if parts else weights["key"]
+
+
+def _is_at(key: str | None, place: str) -> bool:
+    return key is None or place == key or bool(key and place.startswith(f"{key}."))
 
 
 def largest_state(loaded: State, key: str | None, title: str) -> State:
@@ -66,26 +107,40 @@ def largest_state(loaded: State, key: str | None, title: str) -> State:
     Raises: StageError: several are the largest, or none has the ``key``.
     """
     maps = dict(state_maps(loaded))
-    if key is not None and key not in maps:
+    if key is None:
+        most = max(map(len, maps.values()))
+        paths = [path for path, state in maps.items() if len(state) == most]
+        _refuse_several(paths, title)
+        key = paths[0]
+    if key in maps:
+        return maps[key]
+    tensors = {
+        f"{path}.{name}".lstrip("."): value
+        for path, state in maps.items()
+        for name, value in state.items()
+        if isinstance(value, torch.Tensor)
+    }
+    start = f"{key}." if key else ""
+    below = {n.removeprefix(start): value for n, value in tensors.items() if n.startswith(start)}
+    if not below:
         raise _no_key(key, maps, title)
-    most = max(map(len, maps.values()))
-    paths = [path for path, state in maps.items() if len(state) == most]
-    _refuse_several([] if key is not None else paths, title)
-    return maps[paths[0] if key is None else key]
+    return below
 
 
-def _no_key(key: str, maps: Mapping[str, State], title: str) -> StageError:
+def _no_key(
+    key: str, maps: Mapping[str, State], title: str, changes: Sequence[str] = ()
+) -> StageError:
     listed = shortened([path for path in maps if path]) or "no keys"
     problem = f"{title} has no state dict of this network at the key {key}"
-    return StageError(problem, f"correct weights.key: the file has {listed}")
+    return StageError(problem, f"correct weights.key: the file has {listed}", changes)
 
 
 def _refuse_several(keys: Sequence[str], title: str) -> None:
     if len(keys) > 1:
-        named = [key for key in keys if key]
+        lines = [f"  weights: {{file: {title}, key: {key or json.dumps(key)}}}" for key in keys]
         raise StageError(
-            f"{title} has {len(keys)} state dicts of this network: {shortened(named)}",
-            f"choose one: weights: {{file: {title}, key: {named[0]}}}",
+            f"{title} has {len(keys)} state dicts of this network; which one is it?",
+            "\n".join(lines[:_LISTED_KEYS] + (["  …"] if lines[_LISTED_KEYS:] else [])),
         )
 
 
@@ -134,8 +189,7 @@ def _cut(path: str, tensors: State, prefix: str, expected: State, total: int) ->
         if name.startswith(prefix)
         and (isinstance(value, torch.Tensor) or name[len(prefix) :] in expected)
     }
-    key = ".".join(filter(None, (path, prefix[:-1])))
-    return StateDict(key, state, total - _tensors(state))
+    return StateDict(path, prefix[:-1], state, total - _tensors(state))
 
 
 def _tensors(state: State) -> int:

@@ -6,7 +6,7 @@ Inputs go to ``forward`` in the manifest's order, those with ``keyword`` by that
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,7 @@ class Network:
     weights: str  # their origin, for the report
     call: Mapping[str, Any] | None = None  # the manifest's section
     on_gpu: bool = False
+    missing: Sequence[str] = ()  # tensors that the file of weights lacks
 
     def arguments(self, inputs: Tensors) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arrange the positional and keyword arguments of forward."""
@@ -130,6 +131,7 @@ def make_network(options: Mapping[str, Any], project: Path) -> Network:
         made.weights,
         options.get("call"),
         on_gpu=needs_gpu(options["source"]),
+        missing=made.file.missing if made.file else (),
     )
     if made.needs_forward:
         with torch.no_grad(), measuring_layers(made.module, options["source"]["seed"]):

@@ -8,16 +8,23 @@ import pickle
 import re
 from argparse import Namespace
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 
 from buildsys.errors import StageError
-from buildsys.models.state_dicts import COUNTER, find_state, shortened, state_maps, tied_names
+from buildsys.models.state_dicts import (
+    COUNTER,
+    find_state,
+    key_of,
+    shortened,
+    state_maps,
+    tied_names,
+)
 from buildsys.models.user_code import first_line, import_library, project_file
 from buildsys.system.file_kinds import describe_file
 from buildsys.system.files import sha256_of
@@ -38,14 +45,28 @@ _HARMLESS: list[Any] = [
 State = Mapping[str, Any]
 
 
-def load_weights(module: nn.Module, weights: Mapping[str, Any], project: Path, network: str) -> str:
-    """Load a state dict of the project into ``module``, and describe its origin.
+class LoadedWeights(NamedTuple):
+    """The origin of a network's weights."""
 
-    ``weights`` is ``{file:, sha256:, key:}`` of the manifest.
+    origin: str
+    key: str = ""  # of the state dict
+    prefix: str = ""
+    missing: Sequence[str] = ()  # not in the file, and as the network was created
+
+
+def load_weights(
+    module: nn.Module, weights: Mapping[str, Any], project: Path, network: str
+) -> LoadedWeights:
+    """Load a state dict of the manifest's section ``weights`` into ``module``.
+
     Raises: StageError: no such file, a different digest, or not a state dict of this network.
     """
-    expected, title = module.state_dict(), str(weights["file"])
-    key, state, others = find_state(read_weights(weights, project), module, weights["key"], title)
+    expected, title, strict = module.state_dict(), str(weights["file"]), weights["strict"]
+    place = find_state(
+        read_weights(weights, project), module, key_of(weights), title, strict=strict
+    )
+    state, key, others = place.state, place.key, place.others
+    strict = strict or expected.keys().isdisjoint(state)
     counters = {name: value for name, value in expected.items() if name.endswith(COUNTER)}
     shared = {
         name: value
@@ -54,21 +75,19 @@ def load_weights(module: nn.Module, weights: Mapping[str, Any], project: Path, n
         for name in names
     }
     state = {**counters, **shared, **state}
+    missing, extra = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
     problems = [
         f"{text} {shortened(names)}"
-        for text, names in (
-            ("it lacks", sorted(expected.keys() - state.keys())),
-            ("the network has no", sorted(state.keys() - expected.keys())),
-        )
-        if names
+        for text, names in (("it lacks", missing), ("the network has no", extra))
+        if names and strict
     ] or [
         f"{name} is {_kind(state[name])} in the file and {_kind(expected[name])} in the network"
-        for name in sorted(expected.keys() - counters.keys())
+        for name in sorted((expected.keys() & state.keys()) - counters.keys())
         if _kind(state[name]) != _kind(expected[name])  # torch converts between kinds
     ]
     try:
         if not problems:
-            module.load_state_dict(state)
+            module.load_state_dict(state, strict=strict)
     except RuntimeError as error:  # it lists all shapes, one a line
         problems = [line.strip().rstrip(". ") for line in str(error).splitlines()[1:]]
     if problems:
@@ -76,9 +95,12 @@ def load_weights(module: nn.Module, weights: Mapping[str, Any], project: Path, n
         raise StageError(
             f"the state dict in {title} does not fit {network}: {'; '.join(problems[:2])}{more}",
             "name weights of this network, or build the one they are of",
+            changes=["source: {weights: {strict: false}}"] if extra and not missing else (),
         )
-    entry = f", key {key}" if key else ""
-    return f"from {title}{entry}" + (f", without {others} other tensors" if others else "")
+    others += len(extra)
+    origin = f"from {title}" + (f", key {key}" if key else "")
+    origin += f", without {others} other tensors" if others else ""
+    return LoadedWeights(origin, place.path, place.prefix, missing)
 
 
 def _kind(value: Any) -> str:

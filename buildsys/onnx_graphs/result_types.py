@@ -74,9 +74,9 @@ ComparedCases = dict[str, dict[str, OutputComparison]]  # case -> output
 class Doubt(TypedDict):
     """What a passed check could not see."""
 
-    kind: str  # branch | value | state | uncompared | output
+    kind: str  # branch | value | state | uncompared | output | weights
     text: str  # a sentence
-    place: str  # FILE:LINE of the user's code, or the name of a case or output; "" if unknown
+    place: str  # FILE:LINE of the user's code, or the name of a case, output, tensor; "" if unknown
 
 
 class ResultHeader(TypedDict, total=False):

@@ -257,6 +257,8 @@ def _doubts_text(doubts: Sequence[Doubt], checks: Iterable[Check]) -> str:
     if left_out := places.get("uncompared"):
         cases = {line.case for check in checks for line in check.comparisons} | left_out.keys()
         parts.append(f"{len(cases) - len(left_out)} of {len(cases)} cases compared")
+    if weights := places.get("weights"):
+        parts.append(f"no weights for {', '.join(weights)}")
     if outputs := places.get("output"):
         parts.append(f"no informative case for {first_names([*outputs], _MOST_PLACES)}")
     return ", ".join(parts)

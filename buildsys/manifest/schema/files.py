@@ -8,6 +8,7 @@ import warnings
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import unquote, urlsplit
 
 from pydantic import AfterValidator, ValidationInfo
 from pydantic_core import PydanticCustomError
@@ -86,6 +87,11 @@ def check_listed(name: str, info: ValidationInfo) -> str:
 
 
 def _check_weights(name: str, info: ValidationInfo, *, is_folder: bool = False) -> str:
+    if name.startswith("file:"):
+        url = urlsplit(name)
+        if url.netloc not in ("", "localhost") or not url.path.startswith("/"):
+            raise refusal(expected("file:///FOLDER/FILE", name))
+        name = unquote(url.path)
     if not name.startswith(HUB):
         return check_place(name, info, is_folder=is_folder)
     parts = parse_hub_name(name)

@@ -16,11 +16,15 @@ class WeightsFile(Spec):
     """A state dict in files of the project, read without executing code."""
 
     file: WeightsName
-    """State dict: .pth, .safetensors or its index.json; hf://OWNER/NAME@COMMIT/FILE."""
+    """State dict: .pth, .safetensors or index.json of shards; hf://OWNER/NAME@COMMIT/FILE."""
     sha256: Digest | None = None
     """Expected digest of the file; with shards, of the index and all shards."""
-    key: str | None = Field(None, min_length=1)
+    key: str | None = None
     """Of several state dicts in the file, such as model_ema or state_dict.teacher."""
+    prefix: str | None = None
+    """What the names begin with below key, such as model."""
+    strict: bool = True
+    """false: leave out other tensors; missing ones stay as created, which reports say."""
 
 
 TorchvisionWeights = Annotated[
@@ -148,6 +152,12 @@ class TensorRtSource(Spec):
     weights: WeightsFile | None = None
     """An .npz file; default: the state dict of a PyTorch reference."""
     kwargs: dict[str, Any] = Field({}, description="Further arguments of the function.")
+
+    @model_validator(mode="after")
+    def _check_weights(self) -> "TensorRtSource":
+        if self.weights and (set(self.weights.model_fields_set) - {"file", "sha256"}):
+            raise ValueError("weights of a network defined by hand have file and sha256 only")
+        return self
 
 
 Source = Annotated[_GraphSource | TensorRtSource, OneOf(SOURCE_KINDS)]

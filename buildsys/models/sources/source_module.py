@@ -12,7 +12,7 @@ from torch import nn
 
 from buildsys.errors import StageError
 from buildsys.models.random_weights import draw_parameters, has_measured_layers
-from buildsys.models.weights_files import load_weights
+from buildsys.models.weights_files import LoadedWeights, load_weights
 
 GPU = "cuda"
 TORCH_KINDS = ("torchvision", "timm", "transformers", "exported_program", "python")
@@ -35,6 +35,7 @@ class SourceModule:
     needs_forward: bool = False  # one that measures layers, after drawing weights
     by_keyword: bool = False  # forward takes the inputs by their names
     program: Mapping[str, ProgramInput] | None = None  # inputs of a saved program in order
+    file: LoadedWeights | None = None
 
 
 def make_module(source: Mapping[str, Any], project: Path) -> SourceModule:
@@ -85,7 +86,8 @@ def filled(
     Raises: StageError: the file cannot be read or does not fit.
     """
     if weights := source["weights"]:
-        return SourceModule(module, load_weights(module, weights, project, network))
+        loaded = load_weights(module, weights, project, network)
+        return SourceModule(module, loaded.origin, file=loaded)
     seed = source["seed"]
     draw_parameters(module, seed)
     return SourceModule(module, f"random, seed {seed}", has_measured_layers(module))

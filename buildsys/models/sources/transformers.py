@@ -3,6 +3,7 @@
 import inspect
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,9 @@ from torch import nn
 
 from buildsys.errors import StageError
 from buildsys.models.sources.source_module import SourceModule, filled
-from buildsys.models.state_dicts import largest_state, shortened
+from buildsys.models.state_dicts import key_of, largest_state, shortened
 from buildsys.models.user_code import import_library, reraise_as_stage_error
-from buildsys.models.weights_files import is_present, locate, read_weights
+from buildsys.models.weights_files import LoadedWeights, is_present, locate, read_weights
 from buildsys.system.files import read_limited, sha256_of
 from buildsys.system.printable import did_you_mean
 from buildsys.system.weight_names import INDEX_SUFFIX, shards_of
@@ -22,7 +23,6 @@ CONFIG = "config.json"
 _MAX_CONFIG_BYTES = 16 << 20
 _WEIGHTS = ("model.safetensors", f"model{INDEX_SUFFIX}")
 _PAST, _PRESENT = "past_key_values", "present"
-_UNFIT = ("missing_keys", "mismatched_keys")
 _CACHE = "cache"  # in transformers 5.24 and newer, for past_key_values
 
 
@@ -45,14 +45,14 @@ def make(source: Mapping[str, Any], project: Path) -> SourceModule:
         with torch.device("meta"):
             outline = _from_config(_model_class(library, name, config), config, kwargs)
         if weights := _weights(source, project):
-            module, origin = _pretrained(outline, config, weights, project, kwargs)
-            made = SourceModule(module, origin)
+            module, loaded = _pretrained(outline, config, weights, project, kwargs)
+            made = SourceModule(module, loaded.origin, file=loaded)
         else:
             module = _from_config(type(outline), config, kwargs)
             made = filled(module, {**source, "weights": None}, project, name)
     if source["cache"]:
         module = WithCache(module, library)
-    return SourceModule(module, made.weights, made.needs_forward, by_keyword=True)
+    return replace(made, module=module, by_keyword=True)
 
 
 class WithCache(nn.Module):
@@ -181,7 +181,7 @@ def _weights(source: Mapping[str, Any], project: Path) -> Mapping[str, Any] | No
             f"the checkpoint {folder} has the sha256 {digest}, the manifest expects {expected}",
             "restore its files, or update the digest in the manifest",
         )
-    return {"file": file, "sha256": None, "key": None}
+    return {"file": file, "sha256": None, "key": None, "strict": True}
 
 
 def weights_file(folder: str, project: Path) -> str:
@@ -204,7 +204,7 @@ def checkpoint_digest(folder: str, project: Path) -> str:
 
 def _pretrained(
     outline: Any, config: Any, weights: Mapping[str, Any], project: Path, kwargs: Mapping[str, Any]
-) -> tuple[nn.Module, str]:
+) -> tuple[nn.Module, LoadedWeights]:
     """Load a model with weights, and their origin. transformers renames old tensors.
 
     Raises: StageError: tensors are missing or have other shapes.
@@ -213,12 +213,14 @@ def _pretrained(
     module, info = type(outline).from_pretrained(
         None,
         config=config,
-        state_dict=dict(largest_state(loaded, weights["key"], title)),
+        state_dict=dict(largest_state(loaded, key_of(weights), title)),
         output_loading_info=True,
         **kwargs,
     )
-    wrong = {key if isinstance(key, str) else key[0] for name in _UNFIT for key in info[name]}
-    if wrong:
+    missing = sorted(info["missing_keys"])
+    wrong = {key if isinstance(key, str) else key[0] for key in info["mismatched_keys"]}
+    is_strict = weights["strict"] or len(missing) == len(module.state_dict())
+    if wrong := wrong | {*missing} if is_strict else wrong:
         saved_by = " or ".join(config.architectures or ())
         raise StageError(
             f"the state dict in {weights['file']} does not fit {type(module).__name__}: no weights"
@@ -226,5 +228,5 @@ def _pretrained(
             f"it was saved by {saved_by}: name that class" if saved_by else "",
         )
     unused = len(info["unexpected_keys"])
-    origin = f"from {weights['file']}"
-    return module, origin + (f" without {unused} unused tensors" if unused else "")
+    origin = f"from {weights['file']}" + (f" without {unused} unused tensors" if unused else "")
+    return module, LoadedWeights(origin, missing=missing)

@@ -59,10 +59,10 @@ def run(job: Job) -> StageResult:
         state = original.module.state_dict().items()
         save_tensors(job.outputs["weights"], {name: from_torch(tensor) for name, tensor in state})
     cases, special, warnings, kept, resizes = _write_shape_cases(job, original)
-    doubts: list[Doubt] = []
+    doubts = list(_missing_weights(original))
     if "random" not in job.options:
         job.progress("calling the network again")
-        doubts = compare_second_call(job, original, kept)
+        doubts += compare_second_call(job, original, kept)
     usual = special.keys()
     if "further" in job.options:
         for name, dims, case in _further_cases(job, original, resizes, usual, doubts):
@@ -154,6 +154,15 @@ def _save_case(job: Job, name: str, dims: Dims, case: Case) -> GoldenCase:
         for tensors in (case.inputs, case.outputs)
     )
     return {"dims": dict(dims), "inputs": inputs, "outputs": outputs}
+
+
+def _missing_weights(original: Original) -> Iterator[Doubt]:
+    if original.network is not None and (names := original.network.missing):
+        from buildsys.models.state_dicts import shortened
+
+        place = shortened(names)
+        text = f"the file of weights lacks {place}: as the network was created"
+        yield Doubt(kind="weights", text=text, place=place)
 
 
 def _is_nan(tensor: Tensor) -> bool:

@@ -212,6 +212,15 @@ def test_a_checkpoint_has_its_weights(tmp_path: Path, sizes: dict[str, Any]) -> 
         {**source, "transformers": "AutoModel", "kwargs": {"add_pooling_layer": False}}, tmp_path
     )
     assert made.weights.endswith("without 5 unused tensors")
+    lacking = {**source, "checkpoint": None, "config": "bert/config.json", "weights": {}}
+    if not sizes:
+        lacking["weights"] = {"file": "bert/model.safetensors"}
+        lacking["transformers"] = "BertForSequenceClassification"
+        with pytest.raises(StageError, match="no weights of this shape for bert"):
+            network(lacking, tmp_path)
+        lacking["weights"]["strict"] = False
+        missing = network(lacking, tmp_path).missing
+        assert {"classifier.bias", "classifier.weight"} <= {*missing}
 
 
 @pytest.mark.parametrize("sizes", [{}, {"max_shard_size": "3KB"}], ids=["one file", "shards"])
@@ -383,7 +392,7 @@ def test_weights_of_a_commit_are_downloaded_once(
     torch.save({"weight": torch.full((2, 2), 2.0), "bias": torch.ones(2)}, tmp_path / "w.pth")
     served["weights/net.pth"] = (tmp_path / "w.pth").read_bytes()
     module = nn.Linear(2, 2)
-    weights = {"file": f"{NAME}/weights/net.pth", "sha256": None, "key": None}
+    weights = {"file": f"{NAME}/weights/net.pth", "sha256": None, "key": None, "strict": True}
     load_weights(module, weights, tmp_path, "net")
     assert (module.weight == 2.0).all()
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nothing listens there

@@ -184,7 +184,7 @@ def made(folder: Path, state: Any, code: str = LINEAR, **weights: Any) -> tuple[
     if state is not None:
         torch.save(state, folder / "w.pth")
     source = {"python": "net.py:make", "seed": 0, "kwargs": {}, "randomize": False}
-    weights = {"file": "w.pth", "sha256": None, "key": None, **weights}
+    weights = {"file": "w.pth", "sha256": None, "key": None, "strict": True, **weights}
     module = make_module({**source, "weights": weights}, folder)
     return module.module, module.weights
 
@@ -234,13 +234,59 @@ def test_one_of_several_state_dicts_is_chosen_by_its_key(tmp_path: Path) -> None
     with pytest.raises(StageError) as error:
         loaded(tmp_path, state)
     assert str(error.value) == (
-        "w.pth has 2 state dicts of this network: model.module, model_ema;"
-        " choose one: weights: {file: w.pth, key: model.module}"
+        "w.pth has 2 state dicts of this network; which one is it?\n"
+        "  weights: {file: w.pth, key: model.module}\n  weights: {file: w.pth, key: model_ema}"
     )
     assert (loaded(tmp_path, state, key="model").bias == 1.0).all()
     assert (loaded(tmp_path, state, key="model_ema").bias == 7.0).all()
     with pytest.raises(StageError, match="no state dict of this network at the key ema; correct"):
         loaded(tmp_path, state, key="ema")
+
+
+def test_the_key_of_names_outside_all_keys_is_empty(tmp_path: Path) -> None:
+    state = {**linear_state(), "ema": {"weight": torch.ones(3, 4), "bias": torch.zeros(3)}}
+    with pytest.raises(StageError, match=r"key: \"\"\}\n.*key: ema\}$"):
+        loaded(tmp_path, state)
+    assert (loaded(tmp_path, state, key="").bias == 1.0).all()
+    assert (loaded(tmp_path, state, key="ema").bias == 0.0).all()
+
+
+@pytest.mark.parametrize(
+    "section",
+    [{"key": "a.model"}, {"key": "a", "prefix": "model."}, {"prefix": "a.model"}, {"key": "a"}],
+)
+def test_a_prefix_is_joined_to_the_key(tmp_path: Path, section: Any) -> None:
+    state = {"a": linear_state(prefix="model."), "b": HALVES}
+    assert made(tmp_path, state, **section)[1] == "from w.pth, key a.model, without 2 other tensors"
+
+
+def test_a_wrong_key_proposes_the_only_fitting_one(tmp_path: Path) -> None:
+    with pytest.raises(StageError) as error:
+        loaded(tmp_path, {"a b": linear_state(prefix="n.")}, key="c", prefix="d")
+    assert error.value.changes == ['source: {weights: {key: "a b.n", prefix: null}}']
+    with pytest.raises(StageError, match=": it lacks bias"):
+        loaded(tmp_path, {"a": {"weight": torch.ones(3, 4)}}, key="a")
+
+
+def test_other_tensors_are_left_out_and_missing_ones_stay_unless_strict(tmp_path: Path) -> None:
+    state = {"a.weight": torch.full((3, 4), 2.0), "a.head": torch.ones(1), "b.x": torch.ones(1)}
+    with pytest.raises(StageError, match="it lacks bias; the network has no head") as error:
+        loaded(tmp_path, state)
+    assert not error.value.changes
+    module, origin = made(tmp_path, state, strict=False)
+    torch.manual_seed(0)
+    assert torch.equal(module.bias, nn.Linear(4, 3).bias)
+    assert (module.weight == 2.0).all()
+    assert origin == "from w.pth, key a, without 2 other tensors"
+    with pytest.raises(StageError, match="size mismatch for weight"):
+        loaded(tmp_path, {**state, "a.weight": torch.ones(5, 4)}, strict=False)
+    with pytest.raises(StageError, match="it lacks bias, weight"):
+        loaded(tmp_path, {"other": torch.ones(1)}, strict=False)
+    with pytest.raises(StageError, match="2 state dicts of this network; which"):
+        loaded(tmp_path, {**state, "ema.weight": torch.ones(3, 4)}, strict=False)
+    with pytest.raises(StageError) as error:
+        loaded(tmp_path, {**linear_state(), "head": torch.ones(1)})
+    assert error.value.changes == ["source: {weights: {strict: false}}"]
 
 
 def test_counters_of_batches_are_not_needed(tmp_path: Path) -> None:
@@ -425,7 +471,7 @@ def test_a_shared_tensor_may_be_saved_once(tmp_path: Path) -> None:
         "    return module\n"
     )
     torch.save({"1.weight": torch.full((2, 2), 2.0)}, tmp_path / "w.pth")
-    weights = {"file": "w.pth", "sha256": None, "key": None}
+    weights = {"file": "w.pth", "sha256": None, "key": None, "strict": True}
     source = {"python": "tied.py:make", "seed": 0, "kwargs": {}, "randomize": False}
     module: Any = make_module({**source, "weights": weights}, tmp_path).module
     assert (module[0].weight == 2.0).all()

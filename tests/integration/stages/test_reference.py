@@ -433,3 +433,17 @@ def test_size_and_extremes_are_compared_apart_if_the_network_refuses_one(
     reasons = [f"case {case} is not compared: " for case in left_out]
     texts = [doubt["text"] for doubt in figures["doubts"]]
     assert [w[: len(r)] for w, r in zip(texts, reasons, strict=True)] == reasons
+
+
+def test_tensors_that_a_file_lacks_are_a_doubt(tmp_path: Path) -> None:
+    torch.save({"linear.weight": torch.ones(3, 4), "head": torch.ones(1)}, tmp_path / "w.pth")
+    weights = {"file": (tmp_path / "w.pth").as_uri(), "strict": False}
+    figures = run(tmp_path, "Affine", source={"weights": weights}).figures
+    assert figures["weights"] == f"from {tmp_path}/w.pth, without 1 other tensors"
+    assert figures["doubts"] == [
+        {
+            "kind": "weights",
+            "text": "the file of weights lacks linear.bias: as the network was created",
+            "place": "linear.bias",
+        }
+    ]
