@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from buildsys.cli.command import PROJECT, find_project
 from buildsys.errors import BuildsysError, UsageError
 from buildsys.project.load import check_manifests, empty_project
 from buildsys.system.printable import printable
@@ -22,10 +23,10 @@ def main(names: Sequence[str]) -> int:
         files = [Path(os.path.abspath(name)) for name in names]  # noqa: PTH100 - keeps links
         projects: dict[Path, list[Path]] = {}
         for path in files or [Path.cwd() / "x"]:
-            root = next((folder for folder in path.parents if (folder / "dodo.py").is_file()), None)
+            root = find_project(path.parent)
             if root is None:
-                problem = "is not in a project (a folder with dodo.py and configs/)"
-                raise UsageError(f"{path} {problem}", "name a manifest of a project")
+                problem = f"{path} is not in a project ({PROJECT})"
+                raise UsageError(problem, "name a manifest of a project")
             projects.setdefault(root, []).append(path)
         for root, paths in projects.items():
             project = empty_project(root)

@@ -9,9 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from buildsys.errors import UsageError
+from buildsys.project.settings import SETTINGS_FILE, has_settings
 from buildsys.system.printable import nearest, printable_line
 
 DODO = "dodo.py"
+PROJECT = (
+    f"a folder with {DODO} or {SETTINGS_FILE} of buildsys, or [tool.buildsys] in pyproject.toml"
+)
 _started_in: list[Path] = []  # the folder of the user, once the project is another one
 
 
@@ -66,11 +70,13 @@ def find_project(folder: Path) -> Path | None:
 
 
 def is_project(folder: Path) -> bool:
-    """Check for a dodo file of buildsys, in contrast to another use of doit."""
+    """Check for settings, or a dodo file of buildsys, in contrast to another use of doit."""
     try:
-        return b"buildsys" in (folder / DODO).read_bytes()
+        if b"buildsys" in (folder / DODO).read_bytes():
+            return True
     except OSError:
-        return False
+        pass
+    return has_settings(folder)
 
 
 def enter_project() -> None:
@@ -78,7 +84,7 @@ def enter_project() -> None:
     here = Path.cwd()
     root = find_project(here)
     if root is None:
-        problem = f"{here} is not in a project (a folder with {DODO} and configs/)"
+        problem = f"{here} is not in a project ({PROJECT})"
         raise UsageError(problem, "change to one, or make this folder one with `buildsys init`")
     if root != here:
         _started_in[:] = [here]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from buildsys.errors import ManifestErrors, UsageError
-from buildsys.project.load import Project, load_project
+from buildsys.project.load import Project, empty_project, load_project
 from buildsys.report.formatting import plural
 from buildsys.system.git import Checkout, commit_query, run_git
 
@@ -79,23 +79,26 @@ def project_at(project: Project, revision: str) -> Iterator[Revision]:
     problem = f"git knows no revision {revision!r}"
     hint = "`git log` and `git tag` list revisions"
     commit = _git(top, *commit_query(revision), problem=problem, hint=hint)
-    configs = os.path.relpath(project.configs, project.root)
     with tempfile.TemporaryDirectory(prefix="buildsys-since-", ignore_cleanup_errors=True) as name:
         folder = Path(name).resolve()
         tree = _mirror(top.resolve(), folder / "files")
         root = Path(os.path.normpath(tree / os.path.relpath(project.root.resolve(), top)))
-        there = Path(os.path.normpath(root / configs))
         root.mkdir(parents=True)
         index, failed = folder / "index", f"git cannot check out {revision}"
         for command in (("read-tree", commit), ("checkout-index", "-a", f"--prefix={tree}/")):
             _git(top, *command, problem=failed, hint="set TMPDIR to another folder", index=index)
         _link_ignored(project, top, tree)
+        there = empty_project(root).configs  # by its settings then, unless a variable names it
+        if os.environ.get("BUILDSYS_CONFIGS"):
+            there = Path(os.path.normpath(root / os.path.relpath(project.configs, project.root)))
         if not there.is_relative_to(tree) or not (there / "models").is_dir():
-            problem = f"{revision} has no manifests: no folder {configs}/models"
+            problem = (
+                f"{revision} has no manifests: no folder {os.path.relpath(there, root)}/models"
+            )
             raise UsageError(problem, "name another revision")
         try:
             old = load_project(root, remember=False, configs=there, links_into=project.root)
-        except ManifestErrors as error:
+        except ManifestErrors as error:  # of files that all models share
             problem = f"{plural(len(error.errors), 'error')} in the manifests of {revision}"
             raise UsageError(f"{problem}\n{error}".replace(f"{root}{os.sep}", "")) from None
         yield Revision(revision, commit, old)

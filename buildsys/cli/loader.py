@@ -16,6 +16,8 @@ from buildsys.system.printable import printable
 class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type information
     """The loader of a dodo file."""
 
+    namespace: dict[str, Any]
+
     def setup(self, opt_values: Mapping[str, Any]) -> None:
         """Import the dodo file, which loads the project."""
         super().setup(opt_values)
@@ -28,12 +30,17 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type informat
         """
         if options := [word for word in pos_args if word.startswith("-")]:
             raise InvalidCommand(f"doit takes options before names, found {options[0]} after one")
-        if pos_args and pos_args[0] in COMMANDS.keys() - STAGE_DOCS.keys():
+        ours = {n: task for n, task in self.namespace.items() if isinstance(task, ProjectTasks)}
+        self.namespace = {n: task for n, task in self.namespace.items() if n not in ours}
+        others = super().load_tasks(cmd, pos_args)
+        names = {name for task in others for name in (task.name, *task.targets)}
+        commands = COMMANDS.keys() - STAGE_DOCS.keys() - names
+        if pos_args and pos_args[0] in commands:
             raise InvalidCommand(f"doit has no command {pos_args[0]}; type buildsys {pos_args[0]}")
         try:
-            for tasks in self.namespace.values():
-                if isinstance(tasks, ProjectTasks):
-                    tasks.choose(cmd.name, pos_args, self._options)
+            for tasks in ours.values():
+                tasks.choose(cmd.name, pos_args, self._options, names)
         except BuildsysError as error:
             raise InvalidCommand(printable(str(error))) from None
-        return super().load_tasks(cmd, pos_args)
+        self.namespace = ours
+        return [*others, *super().load_tasks(cmd, pos_args)]

@@ -25,10 +25,16 @@ if TYPE_CHECKING:
     from buildsys.project.load import Project, ResolvedModel
 
 _MOST_TARGETS, _MOST_MODELS = 8, 12  # in messages
+MANIFEST = "manifest"  # the group of tasks that fail as a manifest is broken
 STAGE_DOCS = {
     "build": "everything of every model (the default)",
     **{stage.name: stage.doc for stage in STAGES},
 }
+
+
+def is_group_or_target(task: str) -> bool:
+    """Check whether a task of doit is one of ours, by its name."""
+    return task.partition(":")[0] in (*STAGE_DOCS, MANIFEST)
 
 
 def add_filter(parser: ArgumentParser) -> None:

@@ -13,10 +13,13 @@ end_at_interrupt()
 import atexit
 import configparser
 import inspect
+import multiprocessing
 import os
+import subprocess
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TextIO
@@ -24,6 +27,7 @@ from typing import Any, ClassVar, TextIO
 from doit.api import run_tasks
 from doit.cmd_base import DoitCmdBase, ModuleTaskLoader
 from doit.exceptions import InvalidDodoFile, TaskError, TaskFailed
+from doit.globals import Globals
 
 from buildsys.cli import doit_backend
 from buildsys.cli.commands.clean import remove_files
@@ -31,7 +35,7 @@ from buildsys.cli.console.reporter import Reporter
 from buildsys.cli.console.streams import check_output, guard_streams, guarded
 from buildsys.cli.environment_variables import check_variables
 from buildsys.cli.session import BuildSession
-from buildsys.cli.target_names import STAGE_DOCS
+from buildsys.cli.target_names import MANIFEST, STAGE_DOCS
 from buildsys.errors import (
     BuildsysError,
     CheckFailed,
@@ -47,7 +51,6 @@ from buildsys.system.printable import printable
 
 BACKENDS = {"buildsys": "buildsys.cli.doit_backend:Backend"}  # if the package is not installed
 BUILD = "build"  # the group of everything; build:MODEL is everything of a model
-_MANIFEST = "manifest"
 _WAITING_THREADS = 16  # besides those of -j
 
 
@@ -187,6 +190,7 @@ class ProjectTasks:
     def create_doit_tasks(self) -> Iterator[dict[str, Any]]:
         """Yield tasks as doit's dictionaries."""
         session = self.session
+        doit_backend.follow(Globals.dep_manager)
         targets = session.actions if self._targets is None else self._targets
         members: dict[str, list[str]] = {name: [] for name in self._groups}
         for target in targets:
@@ -205,28 +209,41 @@ class ProjectTasks:
         for target in targets:
             yield _target_task(session, target, targets)
         if broken:
-            yield {"basename": _MANIFEST, "name": None, "doc": "the errors of broken manifests"}
+            yield {"basename": MANIFEST, "name": None, "doc": "the errors of broken manifests"}
         for file, errors in session.broken.items():
             yield {
-                "basename": _MANIFEST,
+                "basename": MANIFEST,
                 "name": file,
                 "doc": f"left out: {errors[0]}",
                 "actions": [partial(TaskError, "\n".join(map(str, errors)))],
                 "task_dep": [*targets],  # a failure ends the run
             }
 
-    def choose(self, command: str, names: list[str], options: Mapping[str, Any]) -> None:
+    def choose(
+        self,
+        command: str,
+        names: list[str],
+        options: Mapping[str, Any],
+        others: Collection[str] = (),
+    ) -> None:
         """Choose what a command of doit needs; ``names`` become full names.
 
+        ``others`` are names and outputs of tasks that are not ours, and may need any of ours.
         Raises: UsageError: a name is unknown or ambiguous.
         """
         session = self.session
         session.jobs = max(1, options.get("num_process") or 1)
         session.always = bool(options.get("always"))
-        session.leave_out([name for name in names if not name.startswith(f"{_MANIFEST}:")])
-        if any("/" in name for name in names):
+        own = [name for name in names if not any(fnmatchcase(other, name) for other in others)]
+        if own or not names:
+            session.leave_out([name for name in own if not name.startswith(f"{MANIFEST}:")])
+        if any("/" in name for name in own):
             return  # doit takes outputs, too
-        names[:] = session.full_names(names)
+        names[:] = [
+            n for name in names for n in (session.full_names([name]) if name in own else [name])
+        ]
+        if others:
+            return
         if command == "run":
             self.choose_run(names or [BUILD], single=options["single"])
         elif names:
@@ -270,7 +287,7 @@ class ProjectTasks:
 
 def _manifest_task(file: str) -> str:
     """Name the task that fails because of a broken manifest."""
-    return f"{_MANIFEST}:{file}"
+    return f"{MANIFEST}:{file}"
 
 
 def _group_task(
@@ -331,6 +348,8 @@ class UpToDate:
 
 def run_target(session: BuildSession, target: str) -> TaskFailed | TaskError | None:
     """Run a target; its failures are those of doit's task."""
+    if multiprocessing.parent_process() is not None:  # of `doit -n 2` with another DOIT_CONFIG
+        return _run_alone(session, target)
     try:
         session.build(target)
     except CheckFailed as error:
@@ -340,6 +359,14 @@ def run_target(session: BuildSession, target: str) -> TaskFailed | TaskError | N
     except Exception as error:  # the border: one line, with the traceback in a file
         return TaskError(session.keep_traceback(target, error))
     return None
+
+
+def _run_alone(session: BuildSession, target: str) -> TaskFailed | TaskError | None:
+    """Run a target in a process of its own: a fork of this one shares its state database."""
+    command = (sys.executable, "-m", "buildsys", "build", "--single", target)
+    code = subprocess.run(command, cwd=session.project.root, check=False).returncode
+    kind = TaskFailed if code == CheckFailed.exit_code else TaskError
+    return kind(f"`buildsys build {target}` ended with {code}") if code else None
 
 
 def clean(session: BuildSession, name: str, dryrun: bool) -> None:

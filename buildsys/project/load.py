@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from buildsys.errors import ManifestError, ManifestErrors, UsageError
 from buildsys.manifest.manifest_cache import Entry, read_entries, write_entries
+from buildsys.project.settings import read_settings
 from buildsys.system.files import Stamp
 from buildsys.system.printable import nearest
 from buildsys.system.units import number_or_text, parse_duration, parse_size
@@ -85,6 +86,7 @@ class Project:
     models: Mapping[str, ResolvedModel]
     # manifests that were left out, with their errors
     broken: Mapping[str, Sequence[ManifestError]] = field(default_factory=dict)
+    code: tuple[Path, ...] = ()  # folders with modules of the project
 
     def require_all(self) -> None:
         """Raise the errors of broken manifests. Raises: ManifestErrors: there are some."""
@@ -187,12 +189,13 @@ def load_project(
 ) -> Project:
     """Load the manifests below ``configs/models``, except files to extend (``_*``).
 
-    BUILDSYS_CONFIGS and BUILDSYS_BUILD, absolute or relative to ``root``, move the two folders; the
-    argument ``configs`` takes precedence. Without ``remember`` the cache is not written. Files of
-    the project may be links into ``links_into``. Broken manifests are left out, with their errors
-    in ``broken``.
+    BUILDSYS_CONFIGS and BUILDSYS_BUILD, absolute or relative to ``root``, move the two folders, as
+    settings do; the argument ``configs`` takes precedence. Without ``remember`` the cache is not
+    written. Files of the project may be links into ``links_into``. Broken manifests are left out,
+    with their errors in ``broken``.
 
     Raises: ManifestErrors: one of the errors is in a file that all models share.
+    ManifestError: the settings are wrong.
     """
     project = empty_project(root, configs=configs)
     load = _ProjectReader(project, remember, links_into)
@@ -245,14 +248,19 @@ def _distinct(errors: Iterable[ManifestError]) -> tuple[ManifestError, ...]:
 
 
 def empty_project(root: Path, *, configs: Path | None = None) -> Project:
-    """Return the folders of the project at ``root`` without reading them."""
-    root = Path(os.path.abspath(root))  # noqa: PTH100 - resolve() would change paths in errors
+    """Return the folders of the project at ``root`` without reading them.
 
-    def folder(variable: str, default: str) -> Path:
+    Raises: ManifestError: its settings are wrong.
+    """
+    root = Path(os.path.abspath(root))  # noqa: PTH100 - resolve() would change paths in errors
+    settings = read_settings(root)
+
+    def folder(variable: str, default: Path) -> Path:
         return Path(os.path.normpath(root / (os.environ.get(variable) or default)))
 
-    configs = configs or folder("BUILDSYS_CONFIGS", "configs")
-    return Project(root, configs, folder("BUILDSYS_BUILD", "build"), root / STATE_FOLDER, {})
+    configs = configs or folder("BUILDSYS_CONFIGS", settings.configs)
+    build = folder("BUILDSYS_BUILD", settings.build)
+    return Project(root, configs, build, root / STATE_FOLDER, {}, code=settings.code)
 
 
 @dataclass

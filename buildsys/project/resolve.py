@@ -136,7 +136,7 @@ class Resolver:
         if self._toolchains is None or name is None or name.value in (None, *names):
             return []
         hint = suggest(str(name.value), names, what="toolchains")
-        hint = hint or "declare it in configs/project.yaml"
+        hint = hint or f"declare it in {self.workspace.relative(self.project_file)}"
         return [name.error(f"unknown toolchain {show_value(name.value)}", hint)]
 
     def _read(self, file: Path, what: str) -> ValueNode:

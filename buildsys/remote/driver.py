@@ -94,7 +94,8 @@ def run_on(project: Project, name: str, request: Request) -> RemoteRun:
     """
     spec, cache = project.executor(name), project.shared_cache()
     if cache is None or cache["mode"] != "read-write":
-        hint = "set `cache: {remote: …, mode: read-write}` in configs/project.yaml"
+        settings = os.path.relpath(project.configs / "project.yaml", project.root)
+        hint = f"set `cache: {{remote: …, mode: read-write}}` in {settings}"
         raise UsageError("other machines build through a shared cache that they may write", hint)
     began, depot = time.monotonic(), Depot(cache["url"], project.state / "known_hosts")
     jobs = plan_jobs([*request.actions.values()], single=spec.kind == "ssh")

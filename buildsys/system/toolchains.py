@@ -224,7 +224,7 @@ def _probe(toolchain: Toolchain, environment: Mapping[str, str]) -> Interpreter 
 def _unusable(toolchain: Toolchain, problem: str) -> Unavailable:
     name = toolchain.name
     hint = (
-        f"set toolchains.{name}.python in configs/project.yaml,"
+        f"set toolchains.{name}.python in project.yaml,"
         f" or {override_variable(name)} on this machine"
     )
     return Unavailable(f"the toolchain {name} cannot be used: {problem}", hint)

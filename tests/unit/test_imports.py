@@ -68,7 +68,7 @@ ALLOWED: dict[str, set[str]] = {
 }
 # files of a stage's folder that are not only for its worker
 ROOM_FILES = {"checks", "fields", "plan", "report", "result"}
-LOOSE = {"", "__main__", "doctor", "errors"}
+LOOSE = {"", "__main__", "doctor", "dodo", "errors"}
 ORCHESTRATOR = (
     "system",
     "manifest",

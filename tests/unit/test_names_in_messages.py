@@ -51,7 +51,7 @@ _MODULES = (
     "json", "numpy", "onnx", "onnxruntime", "onnxscript", "os", "platform", "safetensors", "sys",
     "timm", "torch", "torchvision", "transformers",
 )  # fmt: skip
-_OF_RECORDS = {"timing_cache.digest"}  # fields of engine.json
+_OF_RECORDS = {"timing_cache.digest", "tool.buildsys"}  # of engine.json and pyproject.toml
 
 
 class Text(NamedTuple):

@@ -94,7 +94,7 @@ def _generate_key(names: Sequence[str], options: Namespace) -> int:
     public = generate_key(file)
     lines = [
         f"{file}: a private key; keep it secret, and out of the repository",
-        "in configs/project.yaml, of machines that build:",
+        "in project.yaml, of machines that build:",
         f"  cache: {{signing_key: {file}}}",
         "of those that use the results:",
         f"  cache: {{trusted_keys: ['{public}']}}",

@@ -1,24 +1,33 @@
-"""buildsys init: make the current folder a project, without changing existing files."""
+"""buildsys init: make the current folder a project, without changing files of others."""
 
+import json
+import os
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 
 from buildsys.cli.command import DODO, find_project, is_project, print_lines
-from buildsys.errors import UsageError
+from buildsys.errors import ManifestErrors, UsageError
+from buildsys.project.load import STATE_FOLDER, empty_project, load_project
+from buildsys.project.settings import SETTINGS_FILE
 from buildsys.report.formatting import first_names
 from buildsys.system.files import replace_file
 
 _MODEL = "resnet18"
-_GITIGNORE, _SETTINGS = ".gitignore", ".vscode/settings.json"
-_IGNORED = (b"/build/", b"/.buildsys/", b"__pycache__/")
-_TEMPLATES = {
-    "configs/project.yaml": "project.yaml",
-    "configs/engines.yaml": "engines.yaml",
-    f"configs/models/{_MODEL}.yaml": "resnet18.yaml",
-    "plugins/README.md": "plugins.md",
-    "doit.cfg": "doit.cfg",
+_GITIGNORE, _EDITOR = ".gitignore", ".vscode/settings.json"
+_CONFIGS = ("configs", "inference", "buildsys-configs")  # the first without files of others
+_BUILD = ("build", "build-engines", "buildsys-build")
+_MANIFESTS = {
+    "engines.yaml": "engines.yaml",
+    "project.yaml": "project.yaml",
+    f"models/{_MODEL}.yaml": "resnet18.yaml",
+}
+_ENGINES = {  # presets, with backend and precision
+    "ort-cpu": ("onnxruntime", "fp32"),
+    "rtx-fp16": ("tensorrt_rtx", "fp16"),
+    "trt-fp32": ("tensorrt", "fp32"),
+    "trt-fp16": ("tensorrt", "fp16"),
 }
 _WORKFLOWS = {
     "github": {
@@ -33,42 +42,151 @@ _MOST_FILES = 3
 def add_arguments(parser: ArgumentParser) -> None:
     """Declare the options of ``buildsys init``."""
     parser.epilog = (
-        "writes dodo.py, doit.cfg, configs/, plugins/, .vscode/settings.json and lines of\n"
-        ".gitignore. Nothing is overwritten: if a file is in the way, no file is written.\n"
+        f"writes manifests, {DODO}, doit.cfg, {_EDITOR} and lines of .gitignore. Files\n"
+        "that exist stay as they are: with other files in configs/ or build/, it chooses other\n"
+        f"folders and names them in {SETTINGS_FILE}.\n"
         "In a project, --ci adds the files of the CI system, which reads them at the root of the\n"
         "repository: move them there if the project is in a folder below it"
     )
     parser.add_argument("--ci", choices=[*_WORKFLOWS], help="also write a recipe for a CI system")
+    parser.add_argument("--configs", default="", help="folder for manifests")
+    parser.add_argument("--dry-run", action="store_true", help="only print what would be written")
 
 
 def run(options: Namespace) -> int:
-    """Write the files, or none."""
-    root, next_step = Path.cwd(), "buildsys doctor"
-    contents = _templates(_WORKFLOWS.get(options.ci, {}))
-    is_new = not (options.ci and is_project(root))
-    if is_new:
-        if project := find_project(root):
-            problem = f"{root} belongs to the project {project}"
-            raise UsageError(problem, "change to another folder; `buildsys doctor` helps in this")
-        next_step = f"buildsys build {_MODEL}"
-        contents = {**_templates(_TEMPLATES), **_editor_files(root), **contents}
-        contents |= _templates({DODO: "dodo.template"})  # without it, the folder is no project
-    present = [name for name, text in contents.items() if _read(root / name) not in (None, text)]
-    if present:
+    """Print what is written, then write it."""
+    root, contents, notes = Path.cwd(), _templates(_WORKFLOWS.get(options.ci, {})), list[str]()
+    next_step = "buildsys doctor"
+    if not (options.ci and is_project(root) and (empty_project(root).configs / "models").exists()):
+        new, notes = _new_project(root, options.configs)
+        contents, next_step = {**contents, **new}, f"buildsys build {_MODEL}"
+    changed = {name: text for name, text in contents.items() if _read(root / name) != text}
+    present = [n for n in changed if n != _GITIGNORE and os.path.lexists(root / n)]
+    changed = {name: text for name, text in changed.items() if name not in present}
+    if present and not changed:
         hint = "move it away, or run `buildsys init` in another folder and copy what is missing"
         listed = first_names(present, _MOST_FILES)
         raise UsageError(f"nothing was written, as these files exist: {listed}", hint)
-    if is_new:
-        contents = {_GITIGNORE: _with_outputs(_read(root / _GITIGNORE) or b""), **contents}
-    changed = {name: text for name, text in contents.items() if _read(root / name) != text}
+    verb = "would write" if options.dry_run else "writes"
+    lines = [*notes, *(f"keeps {name}, which exists" for name in present)]
+    print_lines([*lines, *(f"{verb} {name}" for name in changed)])
+    if options.dry_run:
+        return 0
     try:
         for name, text in changed.items():
             replace_file((root / name).resolve(), text)
     except OSError as error:
         problem = f"cannot write {error.filename or root}: {(error.strerror or '').lower()}"
         raise UsageError(problem, "run `buildsys init` again, it writes the rest") from None
-    print_lines([*(f"wrote {name}" for name in changed), f"next: {next_step}"])
+    print_lines([f"next: {next_step}"])
     return 0
+
+
+def _new_project(root: Path, configs: str) -> tuple[dict[str, bytes], list[str]]:
+    """Choose folders; return the files of a project and notes on what is in the way.
+
+    The files that make the folder a project are the last.
+    Raises: UsageError: it is or belongs to one, or the folder ``configs`` has files of others.
+    """
+    from buildsys.project.json_schema import schema_texts
+
+    project, has_dodo = find_project(root), os.path.lexists(root / DODO)
+    if project and (project != root or (empty_project(root).configs / "models").exists()):
+        problem = f"{root} belongs to the project {project}"
+        raise UsageError(problem, "change to another folder; `buildsys doctor` helps in this")
+    notes: list[str] = []
+    if project:
+        folders = empty_project(root)
+        names = [os.path.relpath(folder, root) for folder in (folders.configs, folders.build)]
+    else:
+        chosen = configs or os.environ.get("BUILDSYS_CONFIGS", "")
+        names = [_manifest_folder(root, chosen, notes), _build_folder(root, notes)]
+    configs, build = names
+    contents = {_GITIGNORE: _with_outputs(_read(root / _GITIGNORE) or b"", build)}
+    engines = ", ".join(_engines()).encode()
+    if not (root / configs / "models").exists():  # else they are manifests of ours
+        manifests = _templates({f"{configs}/{name}": file for name, file in _MANIFESTS.items()})
+        contents |= {n: text.replace(b"ENGINES", engines) for n, text in manifests.items()}
+    contents |= {f"{configs}/schema/{n}": text.encode() for n, text in schema_texts().items()}
+    settings = _templates({_EDITOR: "settings.json"})[_EDITOR]
+    if not os.path.lexists(root / _EDITOR):
+        contents[_EDITOR] = settings.replace(b'"configs/', f'"{configs}/'.encode())
+    if not has_dodo:
+        contents |= _templates({"doit.cfg": "doit.cfg", DODO: "dodo.template"})
+    elif not is_project(root):
+        notes += [f"keeps {DODO}; to have our tasks in it, add this line:"]
+        notes += ["  from buildsys.dodo import task_targets"]
+    if not project and (has_dodo or (configs, build) != (_CONFIGS[0], _BUILD[0])):
+        lines = (
+            f"{key} = {json.dumps(n, ensure_ascii=False)}"
+            for key, n in zip(("configs", "build"), names, strict=True)
+        )
+        text = "\n".join(("# Folders of buildsys, with its manifests and its outputs", *lines, ""))
+        contents[SETTINGS_FILE] = text.encode()
+    return contents, notes
+
+
+def _manifest_folder(root: Path, chosen: str, notes: list[str]) -> str:
+    """Choose the folder of manifests. Raises: UsageError: it has files of others."""
+    chosen = chosen and os.path.relpath(os.path.normpath(root / chosen), root)
+    if Path(chosen).parts[:1] == (os.pardir,):
+        raise UsageError(f"{chosen} is outside of this folder", "name a folder in it")
+    names = [chosen] if chosen else _CONFIGS
+    name = next((name for name in names if _takes_manifests(root, root / name)), "")
+    if not name:
+        problem = f"files of other programs are in {', '.join(names)}"
+        raise UsageError(problem, "name another folder with --configs")
+    if name != names[0]:
+        notes.append(f"{names[0]}/ has files of other programs: manifests are in {name}/")
+    return name
+
+
+def _takes_manifests(root: Path, folder: Path) -> bool:
+    """Check that a folder has no files that would be read as manifests, or only right ones."""
+    if not os.path.lexists(folder):
+        return True
+    if not folder.is_dir():
+        return False
+    read = [folder / name for name in ("models", "project.yaml", "engines.yaml")]
+    if not any(map(os.path.lexists, read)):
+        return True
+    try:
+        project = load_project(root, remember=False, configs=folder)
+    except ManifestErrors:
+        return False
+    return bool(project.models) and not project.broken
+
+
+def _build_folder(root: Path, notes: list[str]) -> str:
+    """Choose the folder of outputs: a new or empty one, or that of an earlier project."""
+    for name in _BUILD:
+        folder = root / name
+        is_new = not os.path.lexists(folder)
+        if is_new or (folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir())):
+            break
+        if (root / STATE_FOLDER).is_dir() and not folder.is_symlink():
+            break
+        notes.append(f"{name}/ has files of other programs")
+    else:
+        problem = f"files of other programs are in {', '.join(_BUILD)}"
+        raise UsageError(problem, "rename one of these folders")
+    if notes and name != _BUILD[0]:
+        notes[-1] += f": outputs are in {name}/"
+    return name
+
+
+def _engines() -> list[str]:
+    """List presets of engines that can run here."""
+    from buildsys.system.backend_registry import describe_backend
+    from buildsys.system.programs import missing_requirement
+
+    names = []
+    for name, (backend, precision) in _ENGINES.items():
+        description = describe_backend(backend)
+        on_gpu = description.runs_on_gpu({"backend": backend, "precision": precision})
+        if not missing_requirement(None, (description.distribution,), on_gpu=on_gpu, remedy=""):
+            names.append(name)
+    return names or [*_ENGINES][:1]
 
 
 def _templates(names: Mapping[str, str]) -> dict[str, bytes]:
@@ -77,20 +195,14 @@ def _templates(names: Mapping[str, str]) -> dict[str, bytes]:
     return {path: folder.joinpath(name).read_bytes() for path, name in names.items()}
 
 
-def _editor_files(root: Path) -> dict[str, bytes]:
-    """Generate the JSON Schemas, and settings that name them unless there are settings."""
-    from buildsys.project.json_schema import schema_texts
-
-    schemas = {f"configs/schema/{name}": text.encode() for name, text in schema_texts().items()}
-    settings = {} if (root / _SETTINGS).exists() else _templates({_SETTINGS: "settings.json"})
-    return {**schemas, **settings}
-
-
-def _with_outputs(ignored: bytes) -> bytes:
-    """Add the folders of a build to the text of .gitignore."""
-    lines = [line for line in _IGNORED if line not in ignored.split()]
-    begin = b"\n" if lines and ignored and not ignored.endswith(b"\n") else b""
-    return ignored + begin + b"".join(line + b"\n" for line in lines)
+def _with_outputs(ignored: bytes, build: str) -> bytes:
+    """Add the folders of a build to the text of .gitignore, with its ends of lines."""
+    present = {line.strip(b"/") for line in ignored.split()}
+    lines = [f"/{build}/".encode(), b"/.buildsys/", b"__pycache__/"]
+    lines = [line for line in lines if line.strip(b"/") not in present]
+    end = b"\r\n" if b"\r\n" in ignored else b"\n"
+    begin = end if lines and ignored and not ignored.endswith(b"\n") else b""
+    return ignored + begin + b"".join(line + end for line in lines)
 
 
 def _read(path: Path) -> bytes | None:

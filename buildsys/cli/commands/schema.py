@@ -1,9 +1,9 @@
 """buildsys schema: JSON Schemas of manifests, for editors."""
 
-import os
 from argparse import ArgumentParser, Namespace
 
 from buildsys.cli.command import print_lines, shown_path
+from buildsys.project.load import empty_project
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -16,6 +16,6 @@ def run(options: Namespace) -> int:
     # `buildsys help` imports every command; this takes 0.4 s
     from buildsys.project.json_schema import write_schemas
 
-    folder = options.root / (os.environ.get("BUILDSYS_CONFIGS") or "configs") / "schema"
+    folder = empty_project(options.root).configs / "schema"
     print_lines(f"wrote {shown_path(path)}" for path in write_schemas(folder))
     return 0

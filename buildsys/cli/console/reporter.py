@@ -31,6 +31,7 @@ from buildsys.cli.console.progress import (
 from buildsys.cli.console.streams import guarded
 from buildsys.cli.interrupts import INTERRUPTED, TERMINATED
 from buildsys.cli.session import BuildSession
+from buildsys.cli.target_names import is_group_or_target
 from buildsys.errors import with_hint
 from buildsys.system.printable import printable
 
@@ -50,6 +51,7 @@ class Reporter(ConsoleReporter):  # type: ignore[misc]  # doit has no type infor
     """
 
     session: BuildSession
+    runtime_errors: list[str]
 
     def __init__(self, outstream: TextIO | None, options: Mapping[str, Any]) -> None:
         # doit has the standard output of before it was guarded
@@ -58,6 +60,7 @@ class Reporter(ConsoleReporter):  # type: ignore[misc]  # doit has no type infor
         self._lock = threading.RLock()
         self._lines = self.session.lines
         self._display = Display(self._out, self._lines)
+        self._has_others = False  # tasks that are not ours
         self._loading: threading.Thread | None = None
         self._signals = Signals(self.session.interrupt)
 
@@ -71,7 +74,8 @@ class Reporter(ConsoleReporter):  # type: ignore[misc]  # doit has no type infor
             name = waiting.pop()
             if name not in reached:
                 reached.add(name)
-                waiting.extend(tasks[name].task_dep)
+                waiting += (*tasks[name].task_dep, *tasks[name].setup_tasks)
+        self._has_others = not all(map(is_group_or_target, reached))
         for name, task in tasks.items():
             if name in reached and task.actions and name in self.session.actions:
                 self._lines[name] = target_line(name)
@@ -82,6 +86,8 @@ class Reporter(ConsoleReporter):  # type: ignore[misc]  # doit has no type infor
 
     def execute_task(self, task: Any) -> None:
         """Note a running target; its stale reason will show it."""
+        if not is_group_or_target(task.name):
+            super().execute_task(task)
         if line := self._lines.get(task.name):
             line.status, line.began = "running", time.monotonic()
 
@@ -110,6 +116,8 @@ class Reporter(ConsoleReporter):  # type: ignore[misc]  # doit has no type infor
     def add_failure(self, task: Any, fail: Any) -> None:
         """Show a failure; targets downstream only appear in the table."""
         line, finished = self._lines.get(task.name), self.session.finished.get(task.name)
+        if not is_group_or_target(task.name):
+            super().add_failure(task, fail)
         if line is None:
             return
         if finished is None:  # doit names what it depends on
@@ -127,6 +135,8 @@ class Reporter(ConsoleReporter):  # type: ignore[misc]  # doit has no type infor
 
     def skip_uptodate(self, task: Any) -> None:
         """Note an up-to-date target."""
+        if not is_group_or_target(task.name):
+            super().skip_uptodate(task)
         if line := self._lines.get(task.name):
             self._note_up_to_date(line)
 
@@ -138,6 +148,8 @@ class Reporter(ConsoleReporter):  # type: ignore[misc]  # doit has no type infor
 
     def skip_ignore(self, task: Any) -> None:
         """Note a target skipped because of ``doit ignore``."""
+        if not is_group_or_target(task.name):
+            super().skip_ignore(task)
         if line := self._lines.get(task.name):
             line.status = "ignored"
 
@@ -194,14 +206,16 @@ class Reporter(ConsoleReporter):  # type: ignore[misc]  # doit has no type infor
             changed |= {outputs.model for outputs in stale}
             pages = update_pages(session, [m for m in session.project.models if m in changed])
             print_summary(self._out, session, lines, stale, pages)
-        elif not is_broken and not self.runtime_errors:
+        elif not is_broken and not self.runtime_errors and (lines or not self._has_others):
             if session.broken or _has_marks(session.project.build / "report/index.html"):
                 from buildsys.cli.commands.pages import update_pages
 
                 update_pages(session, ())
             summary = [*broken_lines(session), *up_to_date_lines(lines)]
             self._out.writelines(printable(f"{text.rstrip()}\n") for text in summary)
-        for problem in self.runtime_errors:
+        problems, self.runtime_errors = self.runtime_errors, []
+        super().complete_run()  # what failed tasks that are not ours have printed
+        for problem in problems:
             self._out.write(printable(f"{problem.strip()}\n"))
         if session.interrupted:
             self._out.write(NOTICE)

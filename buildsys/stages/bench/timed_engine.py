@@ -172,7 +172,7 @@ class RemoteEngine:
             raise StageError(
                 f"the interpreter of the toolchain {toolchain.name} cannot be started: "
                 f"{toolchain.python}: {(error.strerror or str(error)).lower()}",
-                "correct toolchains in configs/project.yaml",
+                "correct toolchains in project.yaml",
             ) from error
         finally:
             theirs.close()

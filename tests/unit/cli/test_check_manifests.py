@@ -22,7 +22,7 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "configs/models"
     folder.mkdir(parents=True)
-    (tmp_path / "dodo.py").touch()
+    (tmp_path / "dodo.py").write_text("import buildsys")
     (folder / "a.yaml").write_text(f"model: a\n{MANIFEST}")
     (folder / "b.yaml").write_text(f"modle: b\n{MANIFEST}")
     return folder
@@ -62,7 +62,10 @@ def test_a_shared_file_checks_all_that_may_use_it(models: Path, capsys: Output) 
     [
         ("configs/models/x.yaml", "ERROR: configs/models/x.yaml is not a manifest; manifests"),
         ("dodo.py", "ERROR: dodo.py is not a manifest; manifests are in "),
-        ("/etc/hostname", "is not in a project (a folder with dodo.py and configs/)"),
+        (
+            "/etc/hostname",
+            "/etc/hostname is not in a project (a folder with dodo.py or buildsys.toml of",
+        ),
     ],
 )
 def test_another_file_is_one_sentence(

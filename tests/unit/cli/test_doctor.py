@@ -245,7 +245,7 @@ def test_missing_parts_that_nothing_requires_are_not_broken(
     assert (
         lines[gone + 1]
         .strip()
-        .startswith("→ set toolchains.gone.python in configs/project.yaml, or BUILDSYS_TOOL")
+        .startswith("→ set toolchains.gone.python in project.yaml, or BUILDSYS_TOOL")
     )
     assert any(line.startswith("ok       library torch  1.0") for line in lines)
     assert not (project / "build").exists()

@@ -140,8 +140,9 @@ def test_outside_of_a_project_only_some_commands_run(
         assert run(arguments) == 3
         printed = capsys.readouterr()
         assert printed.err == (
-            f"ERROR: {tmp_path} is not in a project (a folder with dodo.py and configs/); change"
-            " to one, or make this folder one with `buildsys init`\n"
+            f"ERROR: {tmp_path} is not in a project (a folder with dodo.py or buildsys.toml of"
+            " buildsys, or [tool.buildsys] in pyproject.toml); change to one, or make this"
+            " folder one with `buildsys init`\n"
         )
         assert printed.out == ""
     for arguments in (["--version"], ["--help"], [], ["help"], ["help", "build"], ["help", "init"]):

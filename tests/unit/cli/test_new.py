@@ -45,6 +45,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("bad.onnx", "a/net.onnx", "b/net.onnx", "a/1 (2).onnx"):
         (tmp_path / "networks" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "networks" / name).touch()
+    (tmp_path / "plugins").mkdir()
     (tmp_path / "plugins/net.py").write_text("def make(): ...")
     (tmp_path / "networks/net.pt2").touch()
     (tmp_path / "networks/bert").mkdir()
