@@ -85,17 +85,19 @@ def load_weights(
         for name in sorted((expected.keys() & state.keys()) - counters.keys())
         if _kind(state[name]) != _kind(expected[name])  # torch converts between kinds
     ]
+    changes = ["source: {weights: {strict: false}}"] if strict and extra and not missing else []
     try:
         if not problems:
             module.load_state_dict(state, strict=strict)
     except RuntimeError as error:  # it lists all shapes, one a line
         problems = [line.strip().rstrip(". ") for line in str(error).splitlines()[1:]]
     if problems:
+        left_out = "leave the others out with weights.strict: false, or " if changes else ""
         more = f" (and {len(problems) - 2} more)" if len(problems) > 2 else ""
         raise StageError(
             f"the state dict in {title} does not fit {network}: {'; '.join(problems[:2])}{more}",
-            "name weights of this network, or build the one they are of",
-            changes=["source: {weights: {strict: false}}"] if extra and not missing else (),
+            f"{left_out}name weights of this network, or build the one they are of",
+            changes=changes,
         )
     others += len(extra)
     origin = f"from {title}" + (f", key {key}" if key else "")

@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import unquote, urlsplit
 
 from buildsys.system.files import read_limited
 
@@ -12,6 +13,16 @@ _PART = r"[A-Za-z0-9][\w.-]{0,95}"
 _NAME = re.compile(rf"hf://({_PART}/{_PART})@([0-9a-f]{{40}})(?:/([\w.+-][\w.+/-]*)?)?")
 INDEX_SUFFIX = ".safetensors.index.json"
 _MAX_BYTES = 16 << 20  # 200,000 tensors
+
+
+def local_path(name: str) -> str:
+    """Return the path of a file:// URL, others as they are. Raises: ValueError: of another host."""
+    if not name.startswith("file:"):
+        return name
+    url = urlsplit(name)
+    if url.netloc not in ("", "localhost") or not url.path.startswith("/"):
+        raise ValueError(name)
+    return unquote(url.path)
 
 
 class HubName(NamedTuple):

@@ -62,6 +62,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--kwargs", default="", help="arguments of the source, a map in YAML")
     parser.add_argument(
+        "--weights", default="", metavar="FILE", help="a checkpoint; its key and prefix are found"
+    )
+    parser.add_argument(
         "--cache", action="store_true", help="past key values as inputs and outputs"
     )
     parser.add_argument(
@@ -109,12 +112,35 @@ def _settings(source: Mapping[str, Any], options: Namespace) -> dict[str, Any]:
         if not isinstance(settings.get("kwargs"), dict):
             problem = f"--kwargs {options.kwargs} is not a map"
             raise UsageError(problem, "write for example '{width: 64}'")
-    if unknown := [field for field in settings if field not in _defaults(source)]:
+    if options.weights:
+        settings["weights"] = _weights(options.root, options.weights)
+    has_weights = "checkpoint" in source  # those of the checkpoint
+    taken = {"weights"} if has_weights else set()
+    if unknown := [name for name in settings if name not in _defaults(source).keys() - taken]:
         raise UsageError(f"--{unknown[0]} is not for models of this kind", "remove it")
     if "exported_program" in source and not options.trusted:
         problem = f"torch can run code of {source['exported_program']} when it loads the file"
         raise UsageError(problem, "if you trust its author, add --trusted")
     return settings
+
+
+def _weights(root: Path, text: str) -> dict[str, Any]:
+    """Complete the section of a file. Raises: UsageError: it is not valid, or there is no file."""
+    import yaml  # only here
+
+    from buildsys.manifest.schema.source import WeightsFile  # slow to import
+
+    try:
+        fields = yaml.safe_load(text) if text.startswith("{") else {"file": text}
+        section = WeightsFile.model_validate(fields).model_dump()
+    except (ValueError, yaml.YAMLError):
+        hint = "write FILE, hf://OWNER/NAME@COMMIT/FILE or '{file: FILE, key: model_ema}'"
+        raise UsageError(f"--weights {text} is not a section `weights`", hint) from None
+    if "://" not in (file := section["file"]):
+        if not typed_path(file).is_file():
+            raise UsageError(f"there is no file {file}", "the path is relative to your folder")
+        section["file"] = project_name(root, file)
+    return section
 
 
 def _defaults(source: Mapping[str, Any]) -> dict[str, Any]:
@@ -310,7 +336,7 @@ def _lines(model: str, proposal: Mapping[str, Any], export: str = "") -> Iterato
         field: value if isinstance(value, str) and _PLAIN.fullmatch(value) else _flow(value)
         for field, value in source.items()
     }
-    is_random = not {"checkpoint", "onnx", "exported_program"} & source.keys()
+    is_random = not {"checkpoint", "onnx", "exported_program", "weights"} & source.keys()
     unless = ", unless the callable sets them" if "python" in source else ""
     note = f"  # random weights{unless}: see `weights`" if is_random else ""
     fields = ", ".join(f"{field}: {text}" for field, text in texts.items())

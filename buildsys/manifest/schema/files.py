@@ -8,7 +8,6 @@ import warnings
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import unquote, urlsplit
 
 from pydantic import AfterValidator, ValidationInfo
 from pydantic_core import PydanticCustomError
@@ -16,7 +15,7 @@ from pydantic_core import PydanticCustomError
 from buildsys.manifest.problem import expected, suggest, suggest_file
 from buildsys.manifest.workspace import Workspace
 from buildsys.system.files import Stamp, stamp
-from buildsys.system.weight_names import HUB, parse_hub_name
+from buildsys.system.weight_names import HUB, local_path, parse_hub_name
 
 _RELATIVE = "paths are relative to the project"
 
@@ -87,11 +86,10 @@ def check_listed(name: str, info: ValidationInfo) -> str:
 
 
 def _check_weights(name: str, info: ValidationInfo, *, is_folder: bool = False) -> str:
-    if name.startswith("file:"):
-        url = urlsplit(name)
-        if url.netloc not in ("", "localhost") or not url.path.startswith("/"):
-            raise refusal(expected("file:///FOLDER/FILE", name))
-        name = unquote(url.path)
+    try:
+        name = local_path(name)
+    except ValueError:
+        raise refusal(expected("file:///FOLDER/FILE", name)) from None
     if not name.startswith(HUB):
         return check_place(name, info, is_folder=is_folder)
     parts = parse_hub_name(name)

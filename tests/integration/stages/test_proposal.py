@@ -5,7 +5,9 @@ from typing import Any
 
 import onnx
 import pytest
+import torch
 from onnx import TensorProto, helper
+from torch import nn
 
 from buildsys.errors import StageError
 from buildsys.stages.reference import proposal
@@ -128,6 +130,15 @@ def propose(project: Path, inputs: Any = None, **source: Any) -> dict[str, Any]:
     )
     figures = dict(proposal.run(job).figures)
     return {**figures, "ran": {n: [s["min"], s["max"]] for n, s in figures["dims"].items()}}
+
+
+def test_key_and_prefix_of_weights_are_proposed(tmp_path: Path) -> None:
+    state = {f"net.{name}": tensor for name, tensor in nn.Linear(16, 4).state_dict().items()}
+    torch.save({"state_dict": state, "ema": {**state, "net.bias": torch.ones(5)}}, tmp_path / "w")
+    weights = {"file": "w", "sha256": None, "key": None, "prefix": None, "strict": True}
+    kwargs = {"in_features": 16, "out_features": 4}
+    proposed = propose(tmp_path, python="networks.py:nn.Linear", kwargs=kwargs, weights=weights)
+    assert proposed["source"]["weights"] == {"file": "w", "key": "state_dict", "prefix": "net"}
 
 
 @pytest.mark.parametrize(

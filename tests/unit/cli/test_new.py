@@ -135,6 +135,11 @@ def test_inputs_can_be_described(project: Path) -> None:
         (["m", "--from", "networks/bad.onnx"], 2, "ONNX Runtime cannot load it; write another one"),
         (["m", "--from", "networks/a/net.onnx", "--input", "x=1,b c"], 3,
          "--input x=1,b c is not NAME=SHAPE[:DTYPE]; write for example --input image="),
+        (["m", "--from", "timm:resnet10t", "--weights", "w.pth"], 3, "there is no file w.pth; the"),
+        (["m", "--from", "timm:resnet10t", "--weights", "{file: w.pth, kye: a}"], 3,
+         "--weights {file: w.pth, kye: a} is not a section `weights`; write FILE, hf://OWNER"),
+        (["m", "--from", "networks/a/net.onnx", "--weights", "networks/a/net.onnx"], 3,
+         "--weights is not for models of this kind; remove it"),
     ],
 )  # fmt: skip
 def test_a_refusal_is_one_sentence_and_writes_nothing(
