@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
 from buildsys.cli.session import BuildSession
-from buildsys.errors import BuildsysError, with_hint
+from buildsys.errors import BuildsysError
 from buildsys.execution.freshness import FRESH, explain
 from buildsys.execution.run_records import why_stopped
 from buildsys.execution.stale_reasons import NEVER_BUILT, UPSTREAM, summarize_reasons
@@ -85,20 +85,21 @@ def read_state(session: BuildSession, model: str) -> tuple[Problems, list[str]]:
     actions = session.actions.of(model)
     facts = {target: session.executor.examine(target) for target in actions}
     explained = explain(facts.values(), {name: action.after for name, action in actions.items()})
-    failed: dict[str, str] = {}
+    failed: dict[str, TargetProblem] = {}
     for target, fact in facts.items():
         finished = session.finished.get(target)
         upstream = any(reason.kind == UPSTREAM for reason in explained[target].reasons)
         if finished is not None and finished.status == FAILED:
-            failed[target] = with_hint(finished.reason, finished.hint)
+            failed[target] = TargetProblem(finished.reason, failed=True, hint=finished.hint)
         elif fact.failed_with_this_key and fact.failure is not None and not upstream:
-            failed[target] = fact.failure  # in an earlier run, with the same inputs
+            # in an earlier run, with the same inputs
+            failed[target] = TargetProblem(fact.failure, failed=True)
     stopped = "interrupted" if session.interrupted else why_stopped(session.finished)
     problems: dict[str, TargetProblem] = {}
     for target, state in explained.items():
         needed = [name for name in session.needed([target]) if name in failed]
         if target in failed:
-            problems[target] = TargetProblem(failed[target], failed=True)
+            problems[target] = failed[target]
         elif state.state != FRESH:
             why = f"not run: it needs {', '.join(needed)}" if needed else f"not run: {stopped}"
             if not session.is_run and not needed:

@@ -20,10 +20,10 @@ from buildsys.cli.console.progress import ConsoleLine
 from buildsys.cli.console.rows import Row, print_rows
 from buildsys.cli.interrupts import INTERRUPTED, TERMINATED, ending
 from buildsys.cli.session import BuildSession
-from buildsys.errors import BuildsysError, StageError, UsageError
+from buildsys.errors import BuildsysError, StageError, UsageError, with_hint
 from buildsys.execution.run_records import why_stopped
 from buildsys.report import run_results as ends
-from buildsys.report.formatting import duration, first_names
+from buildsys.report.formatting import duration, first_names, fold
 from buildsys.report.run_results import (
     BrokenManifest,
     RunResults,
@@ -164,7 +164,8 @@ def _result(
 ) -> TargetResult:
     """Make the result of one target, from this run and from the ledger."""
     target, end, log = line.target, session.finished.get(line.target), session.log(line.target)
-    status, reason = _STATUSES.get(line.status, line.status), line.reason
+    status = _STATUSES.get(line.status, line.status)
+    reason = with_hint(line.reason, line.hint)
     has_log = end is not None and not end.waited and log.is_file()
     is_failure = status == ends.FAILED
     is_built = status in (ends.PASSED, ends.RESTORED)
@@ -211,7 +212,7 @@ def print_results(results: RunResults, closing: str) -> None:
     }
     for word, targets in kinds.items():
         for target in targets:
-            reason = target.reason.partition("\n")[0]
+            reason = fold(target.reason.partition("\n")[0])[0]
             if word == "flaky":
                 reason = f"passed when repeated; {target.first_failure}"
             owner = f"owner: {target.owner}" if target.owner else ""

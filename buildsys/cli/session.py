@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from buildsys.cli.command import shown_path
 from buildsys.cli.doit_backend import FILE, read_marks
 from buildsys.cli.target_names import TargetNames
-from buildsys.errors import BuildsysError, ManifestErrors, UsageError, with_hint
+from buildsys.errors import BuildsysError, ManifestErrors, UsageError
 from buildsys.execution.key_parts import builder_versions
 from buildsys.project.load import empty_project, load_project
 from buildsys.project.plan import ProjectPlan
@@ -262,10 +262,10 @@ class BuildSession(TargetNames):
         status = finished.status if finished else self.fresh.get(target, "")
         return status if status in (_UNAVAILABLE, _NOISY) else ""
 
-    def recorded_reason(self, target: str) -> str:
-        """Read the recorded reason of an unavailable or noisy target."""
+    def recorded_reason(self, target: str) -> tuple[str, str]:
+        """Read the recorded reason of an unavailable or noisy target, and what to do."""
         result = self.result(target)
-        return with_hint(str(result.get("reason") or ""), str(result.get("hint") or ""))
+        return str(result.get("reason") or ""), str(result.get("hint") or "")
 
     def stale_reason(self, target: str) -> str:
         """Summarize why a target runs."""

@@ -10,7 +10,7 @@ from typing import Any
 from buildsys.onnx_graphs.result_types import Doubt
 from buildsys.report.checks import checks_of, contradictions
 from buildsys.report.engines import bench_notes, engine_lines, layer_lines, timings
-from buildsys.report.formatting import first_names, plural
+from buildsys.report.formatting import first_names, fold, plural
 from buildsys.report.graph_tables import graph_facts, graph_tables
 from buildsys.report.key_figures import key_figure, read_results, stage_report
 from buildsys.report.ranking import rank_engines, recommend
@@ -18,6 +18,7 @@ from buildsys.report.report_types import BuildVerdict, Check, Provenance, Report
 from buildsys.report.result_files import (
     ABSENT,
     FAILED,
+    NOISY,
     PASSED,
     STALE,
     UNAVAILABLE,
@@ -43,6 +44,7 @@ class TargetProblem:
 
     reason: str
     failed: bool = False  # else it did not run
+    hint: str = ""
 
 
 def assemble(
@@ -73,7 +75,8 @@ def assemble_after_failure(
         # a failed check has published its numbers
         if problem and not (problem.failed and result.status == FAILED):
             previous = STALE if result.status == PASSED else ABSENT
-            reason, _, hint = problem.reason.partition("\n")
+            reason, _, rest = problem.reason.partition("\n")
+            hint = "\n".join(filter(None, (rest, problem.hint)))
             status = FAILED if problem.failed else previous
             result = Result(result.target, status, {}, reason, hint, result.file)
         results.append(result)
@@ -85,7 +88,7 @@ def assemble_after_failure(
     if verdict.status != FAILED:
         verdict = BuildVerdict(STALE, f"STALE: {count} are not up to date")
         if own is not None and own.failed:
-            verdict = BuildVerdict(FAILED, f"FAILED: {target}: {own.reason}")
+            verdict = BuildVerdict(FAILED, f"FAILED: {target}: {fold(own.reason)[0]}")
         elif problems and all(result.status == ABSENT for result in results):
             verdict = BuildVerdict(ABSENT, "NOT BUILT: there are no results yet")
     return replace(report, verdict=verdict, notice=notice)
@@ -115,7 +118,7 @@ def _assemble(
         bench=bench,
         bench_notes=bench_notes(results),
         warnings=(
-            *broken,
+            *broken[1:],  # the first is in the verdict
             *(f"{target}: {doubt['text']}" for target, doubt in doubts),
             *(
                 f"{result.target}: {message}"
@@ -158,15 +161,14 @@ def _verdict(
     targets: dict[str, list[str]] = {}
     for result in results:
         targets.setdefault(result.status, []).append(result.target)
-    failed = [result for result in results if result.status == FAILED]
-    causes = [f"{result.target}: {result.reason or 'failed'}" for result in failed]
-    causes += contradictions
+    total, failed = len(results) + 1, targets.get(FAILED, [])
+    causes = [f"{len(failed)} of {total} targets failed: {first_names(failed, _MOST_NAMES)}"]
+    causes = [*(causes if failed else []), *contradictions[:1]]
     if causes:
-        more = f"; {plural(len(causes) - 1, 'other failure')}" if len(causes) > 1 else ""
-        return BuildVerdict("failed", f"FAILED: {causes[0]}{more}")
+        return BuildVerdict("failed", f"FAILED: {'; '.join(causes)}")
     if not results:
         return BuildVerdict("partial", "PARTIAL: there are no results to report")
-    total, passed = len(results) + 1, len(targets.pop(PASSED, ())) + 1
+    passed = len(targets.pop(PASSED, ())) + 1
     if not targets:
         return BuildVerdict("passed", f"PASSED{prefix}: all {total} targets passed", doubts)
     words = {ABSENT: "did not run", STALE: "did not run"}
@@ -185,7 +187,7 @@ def _target_lines(
     gone = {r.variant: r for r in results if (r.stage, r.status) == (ENGINE, UNAVAILABLE)}
     lines = []
     for result in results:
-        has_ended = result.status in (PASSED, FAILED)
+        has_ended = result.status in (PASSED, NOISY, FAILED)
         engine = gone.get(result.variant) if result.stage in ENGINE_STAGES else None
         cause = engine if engine and result.status == UNAVAILABLE else result
         line = TargetLine(

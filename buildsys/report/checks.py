@@ -181,7 +181,9 @@ def failure_table(check: Check) -> Table:
         profile = f", profile {failure['profile']}" if "profile" in failure else ""
         case = format_case(failure.get("case", ""), failure.get("dims", {}))
         values = failure.get("index"), failure.get("actual"), failure.get("expected")
-        texts = ("" if value is None else str(value) for value in values)
+        texts = (
+            "" if v is None else q.plain(v) if isinstance(v, float) else str(v) for v in values
+        )
         graph = (failure.get("graph") or check.target.rpartition(":")[2]) + profile
         rows.append((graph, case, failure.get("output", ""), *texts, failure.get("problem", "")))
     more = len(check.failures) - len(rows)

@@ -7,12 +7,13 @@ from typing import Any
 from buildsys.manifest.shape_cases import format_dims
 from buildsys.report import formatting as q
 from buildsys.report.report_types import Accuracy, EngineLine, LayerLine, TimingLine, fill
-from buildsys.report.result_files import ABSENT, NOISY, AnyResult, Result, of_type
+from buildsys.report.result_files import ABSENT, AnyResult, Result, of_type
 from buildsys.stages.bench.result import (
     ENGINE_CONTENDERS,
     ENGINE_CUDA_GRAPH,
     BenchCase,
     BenchResult,
+    is_noisy,
 )
 from buildsys.stages.engine.result import EngineResult, SlowLayer
 from buildsys.stages.evaluate.result import EvaluateResult
@@ -209,7 +210,6 @@ def timings(results: Iterable[AnyResult]) -> tuple[TimingLine, ...]:
         for name in sorted(contenders, key=lambda name: (name not in ENGINE_CONTENDERS, name)):
             own: Mapping[str, Any] = contenders[name]
             gpu = own.get("gpu", {})
-            is_noisy = bool(figures.get("noisy") or own.get("noisy")) or result.status == NOISY
             line = fill(
                 TimingLine,
                 own,
@@ -220,7 +220,7 @@ def timings(results: Iterable[AnyResult]) -> tuple[TimingLine, ...]:
                 batch=figures.get("batch"),
                 samples=own.get("count"),
                 p50_interval_ms=tuple(own.get("p50_interval_ms") or ()) or None,
-                noisy=is_noisy,
+                noisy=is_noisy(result.content, contenders[name]),
                 gpu_p50_ms=gpu.get("p50_ms"),
                 gpu_p99_ms=gpu.get("p99_ms"),
                 queued_throughput_per_s=gpu.get("throughput_per_s"),
@@ -244,10 +244,11 @@ def bench_notes(results: Iterable[AnyResult]) -> tuple[str, ...]:
         for _, case, figures in _cases([result]):
             if gpu := figures.get("gpu"):
                 notes.append(f"{result.target}, case {case}: {_gpu_state(gpu)}")
+            listed = "\n".join(figures.get("noisy", ()))  # among the problems or warnings
             for name, own in figures.get("contenders", {}).items():
-                if own.get("noisy"):
+                if (doubt := own.get("noisy", "")) and doubt not in listed:
                     place = f"{result.target}, {contender_title(name)}, case {case}"
-                    notes.append(f"{place}: {own['noisy']}; it is compared with nothing")
+                    notes.append(f"{place}: {doubt}; it is compared with nothing")
     return tuple(dict.fromkeys(notes))
 
 

@@ -11,8 +11,8 @@ from buildsys.onnx_graphs.result_types import ComparedCases, format_error
 NOTHING = "—"
 TIMES = "\N{MULTIPLICATION SIGN}"
 LONGEST_REASON = 120  # characters of a line; the rest is folded
-_CLAUSE_END = re.compile(r"[;:.,] ")
 _CASES = ("min", "opt", "max", "odd")
+_ROUNDING = 1e-6  # of a last digit
 _DOUBLE_NOISE = 1e-12  # more than the rounding error of a vector's cosine with itself
 _PREFIXES = ((10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k"))
 _FROM = 10**4
@@ -52,12 +52,14 @@ def interval(ends: Sequence[float] | None, *, noisy: bool = False) -> str:
 
 
 def with_interval(latencies: Mapping[str, Any]) -> str:
-    """Write a median in ms with its interval: ``1.23 ±0.04``."""
+    """Write a median in ms with its interval, rounded up to as many decimals: ``1.23 ±0.04``."""
     p50, ends = latencies["p50_ms"], latencies.get("p50_interval_ms")
+    text = significant(p50)
     if not ends or len(ends) != 2 or p50 is None:
-        return significant(p50)
-    half = max(ends[1] - p50, p50 - ends[0])
-    return f"{significant(p50)} ±{significant(half, 2)}"
+        return text
+    decimals = len(text.partition(".")[2])
+    half = math.ceil(max(ends[1] - p50, p50 - ends[0]) * 10**decimals - _ROUNDING)
+    return f"{text} ±{half / 10**decimals:.{decimals}f}"
 
 
 def size(size_bytes: float | None) -> str:
@@ -100,14 +102,19 @@ def first_names(names: Sequence[str], most: int) -> str:
 
 
 def fold(text: str, most: int = LONGEST_REASON) -> tuple[str, str]:
-    """Split a reason into one line of at most ``most`` characters and the rest."""
+    """Split a reason into one line of at most ``most`` characters, and the rest.
+
+    The cut is at the end of a clause or a word, outside of code in backticks if possible.
+    """
     line = " ".join(text.split())
     if len(line) <= most:
         return line, ""
-    room = line[: most - 1]  # for the mark of the cut
-    ends = [match.end() for match in _CLAUSE_END.finditer(room)]
-    end = next((end for end in reversed(ends) if end > most // 2), room.rfind(" ") + 1)
-    end = end if end > most // 2 else most - 2
+    room, least = line[: most - 2], most // 2  # " …" marks the cut
+    ends = [match.end() for match in re.finditer(" ", room)]
+    ends = [end for end in ends if room[:end].count("`") % 2 == 0]
+    late = [end for end in ends if end > least]
+    clauses = [end for end in late if room[end - 2] in ";:."]
+    end = max(clauses or late or ends, default=len(room))
     return f"{line[:end].rstrip()} …", line[end:].lstrip()
 
 

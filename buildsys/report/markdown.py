@@ -15,16 +15,18 @@ from buildsys.stages.table import VERIFY, target_of
 from buildsys.system.printable import printable
 
 _SPECIAL = re.compile(r"([\\`*<|\[\]~]|(?<![^\W_])_|_(?![^\W_])|&(?=#?\w+;))")
+_CODE = re.compile(r"(?<!`)`([^`]+)`(?!`)")
 _LONGEST = 400
 _STATUS_TEXTS = {"failed": "FAILED", "noisy": "NOISY", "absent": "no result"}
 
 
-def escape(text: str) -> str:
-    """Escape text to one line without markup; very long text is cut."""
-    line = _one_line(text)
-    if len(line) > _LONGEST:
-        line = line[:_LONGEST].rstrip() + " …"
-    return _SPECIAL.sub(r"\\\1", line)
+def escape(text: str, longest: int = _LONGEST) -> str:
+    """Escape text to one line without markup but code spans; very long text is cut."""
+    parts = _CODE.split(q.fold(_one_line(text), longest)[0])
+    return "".join(
+        code(part) if number % 2 else _SPECIAL.sub(r"\\\1", part)
+        for number, part in enumerate(parts)
+    )
 
 
 def sentence(text: str) -> str:
@@ -166,7 +168,7 @@ def _latencies(report: Report) -> Lines:
         rows.append((name, p50_ms, interval, p99_ms, rate))
     dims = f" ({escape(lines[0].dims)})" if lines[0].dims else ""
     yield from section(f"## Latency, case {escape(case)}{dims}")
-    columns = ("contender", "p50 (ms)>", "95 % interval>", "p99 (ms)>", "throughput (/s)>")
+    columns = ("contender", "p50 (ms)>", "95 % interval>", "p99 (ms)>", "mean items/s>")
     yield from table(columns, rows)
     yield from _further(len(lines), "contenders")
 
@@ -193,18 +195,21 @@ def _targets(report: Report) -> Lines:
     yield from _further(len(lines), "targets")
     causes = problems(report.summary)
     yield from [""] if causes else []
-    for (status, reason, hint), concerned in causes[:_MOST_PROBLEMS]:
-        targets = q.first_names([code(line.target) for line in concerned], 4)
-        yield f"- {targets} — {status_text(status)}: {sentence(reason)}"
+    for (status, hint), entries in causes[:_MOST_PROBLEMS]:
+        for reason, concerned in entries:
+            targets = q.first_names([code(line.target) for line in concerned], 4)
+            head, rest = q.fold(reason)
+            yield f"- {targets} — {status_text(status)}: {escape(head) if rest else sentence(head)}"
+            yield from [f"  … {sentence(rest)}"] if rest else []
+            if status == "failed":
+                logs = q.first_names([code(line.log) for line in concerned], 4)
+                yield f"  Log: {logs}. Run again: {code(f'buildsys build {concerned[0].target}')}."
         if "\n" in hint:  # a list, with YAML to copy
             listed = (f"  {line}" for line in hint.splitlines())
             mark = fence(hint, 3)
             yield from ("  What to do:", "", f"  {mark}text", *listed, f"  {mark}", "")
         elif hint:
             yield f"  What to do: {sentence(hint)}"
-        if status == "failed":
-            logs = q.first_names([code(line.log) for line in concerned], 4)
-            yield f"  Log: {logs}. Run again: {code(f'buildsys build {concerned[0].target}')}."
     if len(causes) > _MOST_PROBLEMS:
         yield f"- and {len(causes) - _MOST_PROBLEMS} more reasons in `report.json`"
 

@@ -33,13 +33,13 @@ from buildsys.report.report_types import (
     UnrankedEngine,
     fill,
 )
-from buildsys.report.result_files import ABSENT, FAILED, PASSED
+from buildsys.report.result_files import ABSENT, FAILED, NOISY, PASSED
 from buildsys.stages.bench.result import ENGINE_CONTENDERS
 from buildsys.stages.table import BENCH, ENGINE, EVALUATE, GATE, VERIFY, target_of
 
 _COLUMNS = (
-    "rank>", "engine", "precision", "p50 (ms)>", "95 % interval>", "items/s>", "size>", "error>",
-    "Pareto-optimal",
+    "rank>", "engine", "precision", "p50 (ms)>", "95 % interval>", "mean items/s>", "size>",
+    "error>", "Pareto-optimal",
 )  # fmt: skip
 _TIED = "Engines with the same rank (=) are not distinguishable."
 _MOST_NAMES = 4
@@ -71,7 +71,9 @@ def rank_engines(
     for engine in report.engines:
         own = [line for line in trusted if (line.engine, line.case) == (engine.name, case)]
         timing = min(own, key=lambda line: line.p50_ms or math.inf, default=None)
-        problem = _defect(report, engine, limits) or _bench_problem(report, engine)
+        problem = _defect(report, engine, limits)
+        if problem is None and timing is None:
+            problem = _bench_problem(report, engine)
         if problem is None and timing is None and by in _MEASURED:
             problem = LEFT_OUT, f"it has no steady latency{f' in case {case}' if case else ''}"
         if problem is not None:
@@ -158,8 +160,8 @@ def unique_names(lines: Sequence[TimingLine]) -> dict[tuple[str, str], str]:
 
 
 def _steady_timings(report: Report) -> list[TimingLine]:
-    """List all steady timings in benchmarks that have passed."""
-    timed = {engine.name for engine in report.engines if engine.timed == PASSED}
+    """List all steady timings of benchmarks; another contender may have made one noisy."""
+    timed = {engine.name for engine in report.engines if engine.timed in (PASSED, NOISY)}
     return [
         line
         for line in report.bench
@@ -334,11 +336,10 @@ def _recommend_untimed(report: Report, ranking: Ranking) -> Recommendation:
         return Recommendation(smallest.name, why, margin=_margin(report, smallest.name))
     if not any(engine.built == PASSED for engine in report.engines):
         return Recommendation("", "No engine has been built.")
-    left = q.first_names([f"{e.engine} ({e.status}: {e.reason})" for e in ranking.unranked], 3)
-    why = f"No engine is verified{_limit(ranking)} with a steady benchmark: {left}."
-    if is_noisy:
-        why += f" `buildsys build --remeasure {report.model}` measures again."
-    return Recommendation("", why)
+    left = q.first_names([f"{e.engine} {e.status}" for e in ranking.unranked], _MOST_NAMES)
+    return Recommendation(
+        "", f"No engine is verified{_limit(ranking)} with a steady benchmark: {left}."
+    )
 
 
 def headline(report: Report, shipped: Recommendation | None) -> str:

@@ -269,13 +269,18 @@ class Report:
     graph_tables: tuple[Table, ...] = ()
 
 
-def problems(lines: Iterable[TargetLine]) -> list[tuple[tuple[str, str, str], list[TargetLine]]]:
-    """Group targets with a reason by status, reason and hint, failures first."""
-    groups: dict[tuple[str, str, str], list[TargetLine]] = {}
+Problems = list[tuple[tuple[str, str], list[tuple[str, list[TargetLine]]]]]
+
+
+def problems(lines: Iterable[TargetLine]) -> Problems:
+    """Group targets with a reason by status and hint, then by reason; failures first."""
+    groups: dict[tuple[str, str], dict[str, list[TargetLine]]] = {}
     for line in lines:
         if line.reason:
-            groups.setdefault((line.status, line.reason, line.hint), []).append(line)
-    return sorted(groups.items(), key=lambda group: group[0][0] != "failed")
+            reasons = groups.setdefault((line.status, line.hint), {})
+            reasons.setdefault(line.reason, []).append(line)
+    ordered = sorted(groups.items(), key=lambda group: group[0][0] != "failed")
+    return [(key, [*reasons.items()]) for key, reasons in ordered]
 
 
 def fill(kind: type[Line], values: Mapping[str, Any], /, **own: Any) -> Line:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from xml.etree import ElementTree
 
-from buildsys.report.formatting import NOTHING, duration, first_names, plural
+from buildsys.report.formatting import NOTHING, duration, first_names, fold, plural
 from buildsys.report.markdown import code, escape, section, table
 from buildsys.system.printable import printable, printable_line
 
@@ -199,7 +199,7 @@ def _tables(run: RunResults) -> Iterator[tuple[str, Sequence[str], Sequence[tupl
 def _reason(target: TargetResult) -> str:
     is_flaky = bool(target.first_failure) and target.status != FAILED
     text = target.first_failure if is_flaky else target.reason.split("\n")[0]
-    parts = [escape(text)]
+    parts = [escape(fold(text)[0])]
     parts += [f"last passed {target.last_passed[:10]}"] if target.last_passed else []
     parts += [f"log: {code(target.log)}"] if target.log else []
     return "; ".join(part for part in parts if part)
@@ -207,9 +207,6 @@ def _reason(target: TargetResult) -> str:
 
 def _more(count: int) -> Sequence[str]:
     return ("", f"and {count - _MOST_ROWS} more") if count > _MOST_ROWS else ()
-
-
-_MESSAGE_LENGTH = 500  # the attribute is cut, the text is complete
 
 
 def junit_xml(run: RunResults, *, strict: bool = False) -> bytes:
@@ -269,7 +266,7 @@ def _case(target: TargetResult, *, strict: bool) -> ElementTree.Element:
         failed = (
             target.status == FAILED or target.regressed or (strict and target.status == IGNORED)
         )
-        message = printable(" ".join(target.reason.split("\n")[0].split()))[:_MESSAGE_LENGTH]
+        message = fold(printable(target.reason.split("\n")[0]))[0]
         problem = ElementTree.SubElement(
             case, "failure" if failed else "skipped", message=message or target.status
         )

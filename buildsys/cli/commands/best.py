@@ -9,6 +9,7 @@ from buildsys.cli.console.rows import format_table
 from buildsys.cli.failure_report import current_report
 from buildsys.cli.session import BuildSession
 from buildsys.errors import UsageError
+from buildsys.report.formatting import fold
 from buildsys.report.ranking import headline, rank_engines, ranking_table, recommend, timed_cases
 from buildsys.report.report_types import LATENCY, MEASURES, plain_values
 
@@ -62,9 +63,12 @@ def run(options: Namespace) -> int:
             yield from format_table(table.columns, table.rows)
             yield from table.notes
         if ranking.unranked:
-            rows = [(engine.engine, engine.status, engine.reason) for engine in ranking.unranked]
+            rows = [(e.engine, e.status, fold(e.reason)[0]) for e in ranking.unranked]
             yield from ["", "Not ranked:"]
             yield from format_table(("engine", "status", "reason"), rows)
+            reasons = {engine.reason for engine in ranking.unranked}
+            explained = (line for line in report.summary if line.reason in reasons)
+            yield from dict.fromkeys(line.hint for line in explained if line.hint)
 
     document = {
         "schema": SCHEMA,

@@ -12,7 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from buildsys.report.formatting import duration, plural
+from buildsys.errors import with_hint
+from buildsys.report.formatting import duration, first_names, fold, plural
 from buildsys.stages.table import ENGINE, ENGINE_STAGES, STAGES, target_of
 from buildsys.system.files import read_end
 from buildsys.system.printable import printable_line
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 ENDED = ("passed", "restored", "unavailable", "noisy", "failed")
 OBVIOUS = ("never built", "requested")  # reasons in the executor's words, not repeated
 _SHORTFALLS = ("unavailable", "noisy")
+_MOST_NAMES = 4  # with one remedy
 _MOST_SHORTFALLS = 12  # listed if there is nothing to do
 _TAIL_BYTES = 4096  # bytes at the end of a log
 _STYLES = {
@@ -56,6 +58,7 @@ class ConsoleLine:
     log_file: Path | None = None  # while it runs
     figure: str = ""  # its key figure
     reason: str = ""  # why it failed, is unavailable or noisy, or did not run
+    hint: str = ""  # what to do
     log: str = ""  # path of its log, if not already in the reason
     recorded: bool = False  # unavailable or noisy in an earlier run, and not run in this one
 
@@ -68,6 +71,11 @@ class ConsoleLine:
     def took(self) -> str:
         """Its time, "" if there is none."""
         return "" if self.seconds is None else duration(self.seconds)
+
+    @property
+    def sentence(self) -> str:
+        """Its reason, with the remedy if there is room."""
+        return fold(with_hint(self.reason, self.hint).partition("\n")[0])[0]
 
     @property
     def activity(self) -> str:
@@ -122,13 +130,25 @@ def up_to_date_lines(lines: Iterable[ConsoleLine]) -> Iterator[str]:
     short = [line for line in lines if line.status in _SHORTFALLS]
     short = [line for line in short if not is_implied(line, by_target)]
     for line in short[:_MOST_SHORTFALLS]:
-        yield f"{line.status:<11}  {line.target}  {line.reason.partition(chr(10))[0]}"
+        yield f"{line.status:<11}  {line.target}  {line.sentence}"
     if (more := len(short) - _MOST_SHORTFALLS) > 0:
         yield f"and {plural(more, 'more target')}; `buildsys explain` lists all"
+    yield from remedies(line for line in short if line.hint not in line.sentence)
     counts = Counter(line.status for line in lines)
     others = ("unavailable", "noisy", "ignored")
     parts = [f"{counts[status]} {status}" for status in others if counts[status]]
     yield f"everything is up to date ({', '.join((plural(counts['fresh'], 'target'), *parts))})"
+
+
+def remedies(lines: Iterable[ConsoleLine]) -> Iterator[str]:
+    """Write what to do about unavailable and noisy targets, each remedy once."""
+    targets: dict[tuple[str, str], list[str]] = {}
+    for line in lines:
+        if line.hint and line.status in _SHORTFALLS:
+            targets.setdefault((line.status, line.hint), []).append(line.target)
+    for (status, hint), names in targets.items():
+        text = f"{status:<11}  {first_names(names, _MOST_NAMES)}: {hint}"
+        yield text.replace("\n", "\n  ")
 
 
 class Display:
@@ -212,12 +232,11 @@ class Display:
         if line.target in self._tasks:
             self._progress.remove_task(self._tasks.pop(line.target))
         word = "done" if line.status == "passed" else line.status
-        reason, *details = line.reason.splitlines() or [""]
-        self._print(word, line.target, line.took, reason or line.figure)
+        self._print(word, line.target, line.took, line.sentence or line.figure)
+        for detail in () if line.hint in line.sentence else line.hint.splitlines():
+            self._print("", fold(detail)[0])  # whole at the end of the run
         if line.status == "failed" and line.log:
-            details.append(f"log: {line.log}")
-        for detail in details:
-            self._print("", detail)
+            self._print("", f"log: {line.log}")
 
     def warn(self, warning: str) -> None:
         """Print a warning, on a terminal above the running targets."""
@@ -233,7 +252,8 @@ class Display:
         for line in list(self._lines.values()):
             if line.status == "running":
                 taken = duration(time.monotonic() - line.began)
-                self._print("running", line.target, taken, line.activity, f"({self._total()})")
+                activity = fold(line.activity)[0]
+                self._print("running", line.target, taken, activity, f"({self._total()})")
 
     def close(self) -> None:
         """Remove the running targets; the lines stay."""

@@ -32,7 +32,7 @@ from buildsys.cli.console.streams import guarded
 from buildsys.cli.interrupts import INTERRUPTED, TERMINATED
 from buildsys.cli.session import BuildSession
 from buildsys.cli.target_names import is_group_or_target
-from buildsys.errors import with_hint
+from buildsys.report.formatting import fold
 from buildsys.system.printable import printable
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class Reporter(ConsoleReporter):  # type: ignore[misc]  # doit has no type infor
             return
         with self._lock:
             line.status, line.log_file = finished.status, None
-            line.reason = with_hint(finished.reason, finished.hint)
+            line.reason, line.hint = finished.reason, finished.hint
             is_earlier = finished.waited or finished.restored
             line.seconds = None if is_earlier else finished.seconds
             if line.status in ("unavailable", "noisy"):
@@ -126,7 +126,8 @@ class Reporter(ConsoleReporter):  # type: ignore[misc]  # doit has no type infor
             line.reason = f"needs {', '.join(failed or unmet[:1])}"
             return
         with self._lock:
-            line.status, line.reason = "failed", fail.message.strip()
+            line.status, line.hint = "failed", finished.hint
+            line.reason = fail.message.strip().removesuffix(line.hint).rstrip("; \n")
             line.log_file, line.seconds = None, finished.seconds
             log = self.session.log(task.name)
             has_log = os.path.exists(log)  # noqa: PTH110 - no error in an unreadable folder
@@ -144,7 +145,7 @@ class Reporter(ConsoleReporter):  # type: ignore[misc]  # doit has no type infor
         line.status = "fresh"
         if shortfall := self.session.shortfall(line.target):
             line.status, line.recorded = shortfall, True
-            line.reason = self.session.recorded_reason(line.target)
+            line.reason, line.hint = self.session.recorded_reason(line.target)
 
     def skip_ignore(self, task: Any) -> None:
         """Note a target skipped because of ``doit ignore``."""
@@ -242,7 +243,7 @@ class Reporter(ConsoleReporter):  # type: ignore[misc]  # doit has no type infor
                 done, total = event["done"], event["total"]
                 line.counter = f"{done:,}{f' of {total:,}' if total else ''} {event['unit']}"
             elif kind == "trying":
-                problem = event["problem"].partition("\n")[0]
+                problem = fold(event["problem"].partition("\n")[0])[0]
                 self._display.note(line, "tries", f"changes of its manifest, after: {problem}")
             elif kind == "stale":
                 line.why = event["reason"]

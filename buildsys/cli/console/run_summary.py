@@ -13,11 +13,11 @@ from rich.table import Table
 from rich.text import Text
 
 from buildsys.cli.command import shown_path
-from buildsys.cli.console.progress import ConsoleLine, broken_lines, is_implied
+from buildsys.cli.console.progress import ConsoleLine, broken_lines, is_implied, remedies
 from buildsys.cli.console.rows import text_console
 from buildsys.cli.session import BuildSession
 from buildsys.errors import with_hint
-from buildsys.report.formatting import duration
+from buildsys.report.formatting import duration, fold
 from buildsys.report.key_figures import key_figure
 from buildsys.stages.table import REPORT
 from buildsys.system.printable import printable, printable_line
@@ -94,14 +94,17 @@ def print_summary(
             print_line(text, "yellow")
     for line in lines:
         if line.status == "failed":
-            finished = session.finished.get(line.target)
-            text = with_hint(finished.reason, finished.hint) if finished else line.reason
+            text = with_hint(line.reason, line.hint)
+            if fold(text)[1] and line.hint:
+                text = f"{line.reason}\n{line.hint}"
             text = f"{'failed':<11}  {line.target}  {line.took}  {text}"
             print_line(text.replace("\n", "\n  "))
             if line.log:
                 print_line(f"  log: {line.log}")
             print_line(f"  rerun it alone: buildsys debug {line.target}\n")
-    for text in broken_lines(session):
+    by_target = {line.target: line for line in lines}
+    advice = remedies(line for line in lines if not is_implied(line, by_target))
+    for text in (*advice, *broken_lines(session)):
         print_line(text)
     if pages:
         print_line(pages)
@@ -123,12 +126,9 @@ def _table(session: BuildSession, model: str, lines: Sequence[ConsoleLine]) -> T
     for line in lines:
         if is_implied(line, by_target):
             continue
-        result = session.result(line.target) if line.status != "failed" else {}
-        figure = "" if line.status == "failed" else line.reason  # a failure is printed below
-        if line.status in ("unavailable", "noisy"):  # the hint was printed above
-            figure = str(result.get("reason", "")) or line.reason
-        elif line.status in _GOOD:
-            figure = key_figure(line.stage, result)
+        figure = "" if line.status == "failed" else fold(line.reason)[0]  # it is printed below
+        if line.status in _GOOD:
+            figure = key_figure(line.stage, session.result(line.target))
         status = Text(line.status, _STYLES.get(line.status, "dim"))
         title = Text(f"{line.stage} {line.variant}".rstrip())
         table.add_row(title, status, Text(line.took), Text(printable_line(figure)))
@@ -149,6 +149,6 @@ def _warnings(session: BuildSession, lines: Iterable[ConsoleLine]) -> Iterator[s
         if line.status in ("passed", "restored") and line.stage != REPORT  # it repeats others'
         for warning in _texts(session.result(line.target))
     ]
-    yield from (f"{text:.{_WARNING_LENGTH}}" for text in warnings[:_MOST_WARNINGS])
+    yield from (fold(text, _WARNING_LENGTH)[0] for text in warnings[:_MOST_WARNINGS])
     if len(warnings) > _MOST_WARNINGS:
         yield f"and {len(warnings) - _MOST_WARNINGS} more warnings, in the report"

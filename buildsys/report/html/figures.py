@@ -39,13 +39,13 @@ class PastBuild:
     @property
     def trusted_latency(self) -> float | None:
         """The median latency in ms, None of a noisy or failed benchmark."""
-        is_trusted = self.status == PASSED and not self.is_noisy
+        is_trusted = self.status in (PASSED, NOISY) and not self.is_noisy
         return self.number("latency_p50_ms") if is_trusted else None
 
     @property
     def is_noisy(self) -> bool:
         """True for a benchmark without a steady median."""
-        return self.status == NOISY or is_recorded_noisy(self.figures)
+        return is_recorded_noisy(self.figures)
 
     @property
     def interval_ms(self) -> tuple[float, float] | None:
@@ -95,9 +95,11 @@ def changes(history: EngineHistory, stages: Collection[str]) -> Iterator[PageCha
         ("error", VERIFY, "relative", q.error, ""),
     )
     for what, stage, figure, show, unit in figures:
-        passed = [build for build in builds[stage] if build.status == PASSED]
-        if stage == BENCH:
-            passed = [build for build in passed if build.trusted_latency is not None]
+        passed = [
+            build
+            for build in builds[stage]
+            if (build.trusted_latency is not None if stage == BENCH else build.status == PASSED)
+        ]
         new, old = ([build.number(figure) for build in passed[:2]] + [None] * 2)[:2]
         if old is None or new is None:
             continue

@@ -25,14 +25,14 @@ from buildsys.report.html import figures
 from buildsys.report.html.figures import EngineHistory, PageChange, changes, sparkline
 from buildsys.report.ranking import accuracy_texts, contender_name, headline, ranking_table
 from buildsys.report.report_types import Report, TargetLine, problems
-from buildsys.report.result_files import ABSENT, PASSED, STALE
+from buildsys.report.result_files import ABSENT, FAILED, PASSED, STALE
 from buildsys.system.printable import printable
 
 INDEX = "index.html"
 MODEL = "model.html"
 MACROS = "macros.html"
 STATUS_TEXTS = {"absent": "no result", "partial": "incomplete", "broken": "manifest broken"}
-_CODE = re.compile(r"`([^`\n]+?)(?:`|(?=\.\.\.$))")  # the last one may be cut off
+_CODE = re.compile(r"`([^`\n]+)`")
 
 
 @cache
@@ -57,6 +57,7 @@ def environment() -> Environment:
         "duration": q.duration,
         "error": q.error,
         "failures": failure_table,
+        "fold": q.fold,
         "interval": q.interval,
         "latency": q.latency,
         "limits": limits_text,
@@ -199,11 +200,12 @@ def index_row(page: ModelPage) -> IndexRow:
     timing = shipped.timing if shipped else None
     fastest = shipped.fastest if shipped and shipped.fastest != timing else None
     timed = page.history_of(engine).timed
+    failed = next((line for line in report.summary if line.status == FAILED and line.reason), None)
     return IndexRow(
         model=report.model,
         page=page_name(report.model),
         status=report.verdict.status,
-        text=report.verdict.text,
+        text=q.fold(f"{failed.target}: {failed.reason}" if failed else report.verdict.text)[0],
         built=max((build.started for build in timed), default="") or report.provenance.started,
         engine=engine,
         p50_ms=timing.p50_ms if timing else None,
@@ -232,12 +234,14 @@ def _trend(page: ModelPage, engine: str) -> tuple[float | None, ...]:
     return tuple(build.trusted_latency for build in reversed(builds))
 
 
-def _problems(pipeline: Sequence[PipelineRow]) -> list[tuple[str, str, str, list[PipelineRow]]]:
-    """List status, reason, hint and targets of everything not passed."""
+def _problems(
+    pipeline: Sequence[PipelineRow],
+) -> list[tuple[str, str, list[tuple[str, list[PipelineRow]]]]]:
+    """List status, hint, and reasons with their targets of everything not passed."""
     rows = {row.line.target: row for row in pipeline}
     return [
-        (*key, [rows[line.target] for line in lines])
-        for key, lines in problems([row.line for row in pipeline])
+        (*key, [(reason, [rows[line.target] for line in lines]) for reason, lines in reasons])
+        for key, reasons in problems([row.line for row in pipeline])
         if key[0] != PASSED
     ]
 

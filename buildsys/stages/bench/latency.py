@@ -107,7 +107,12 @@ def noise(case: str, figures: BenchCase, limits: Mapping[str, Any]) -> Iterator[
         ends = latencies.get("p50_interval_ms") or _interval_of_samples(latencies)
         if reason := median_doubt(latencies["p50_ms"], ends, limit):
             yield f"{name}, case {case}: {reason}"
-    counts = {contender["blocks"] for contender in contenders.values()}
+    yield from disturbances(case, figures, limits)
+
+
+def disturbances(case: str, figures: BenchCase, limits: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence per reason to doubt all contenders of a case."""
+    counts = {contender["blocks"] for contender in figures["contenders"].values()}
     if len(counts) > 1:
         yield f"case {case}: the contenders were timed in {min(counts)} to {max(counts)} blocks"
     if limits["throttling"] is not None:
@@ -117,8 +122,12 @@ def noise(case: str, figures: BenchCase, limits: Mapping[str, Any]) -> Iterator[
         yield f"case {case}: other processes used {percent(share, 0)} of the processors"
 
 
-def mark_noisy(contenders: Mapping[str, ContenderResult], limits: Mapping[str, Any] | None) -> None:
-    """Set ``noisy`` in contenders whose medians are not steady.
+def mark_noisy(
+    contenders: Mapping[str, ContenderResult],
+    limits: Mapping[str, Any] | None,
+    disturbance: str = "",
+) -> None:
+    """Set ``noisy`` in contenders whose medians are not steady; a ``disturbance`` concerns all.
 
     A manifest may accept wider intervals than the default, or too few samples for one, but such a
     median is compared with nothing.
@@ -127,7 +136,8 @@ def mark_noisy(contenders: Mapping[str, ContenderResult], limits: Mapping[str, A
     limit = STEADY_INTERVAL if accepted is None else min(accepted, STEADY_INTERVAL)
     for contender in contenders.values():
         latencies = _decisive(contender)
-        if reason := median_doubt(latencies["p50_ms"], latencies.get("p50_interval_ms"), limit):
+        doubt = median_doubt(latencies["p50_ms"], latencies.get("p50_interval_ms"), limit)
+        if reason := doubt or disturbance:
             contender["noisy"] = reason
 
 

@@ -4,7 +4,13 @@ from typing import Any
 
 from buildsys.report import formatting as q
 from buildsys.report.engines import contender_title
-from buildsys.stages.bench.result import ENGINE_CONTENDERS, BenchCase, BenchResult, engine_contender
+from buildsys.stages.bench.result import (
+    ENGINE_CONTENDERS,
+    BenchCase,
+    BenchResult,
+    engine_contender,
+    is_noisy,
+)
 
 _CLEARLY_FASTER = 0.98
 
@@ -14,9 +20,9 @@ def key_figure(result: BenchResult) -> str:
     name, case, contender = _headline(result)
     contenders = case["contenders"]
     own = contenders[contender]
-    if result.get("noisy") or own.get("noisy"):
+    if is_noisy(result, own):
         return f"noisy, no headline ({name}: p50 {q.latency(own['p50_ms'], noisy=True)} ms)"
-    text = f"{name}: p50 {q.with_interval(own)} ms, {q.significant(own['throughput_per_s'])}/s"
+    text = f"{name}: p50 {q.with_interval(own)} ms"
     speedup = case.get("speedup")
     text += f", {q.speedup(speedup)} torch" if speedup is not None else ""
     medians = _steady_medians(case)
@@ -44,7 +50,7 @@ def history_figures(result: BenchResult) -> dict[str, Any]:
         "speedup": case.get("speedup"),
         "fastest": min(medians, key=lambda name: medians[name], default=None),
         "device_memory_bytes": own.get("device_memory_bytes"),
-        "noisy": result.get("noisy") or ([own["noisy"]] if own.get("noisy") else None),
+        "noisy": (result.get("noisy") or [own["noisy"]]) if is_noisy(result, own) else None,
     }
 
 

@@ -19,7 +19,7 @@ from buildsys.errors import StageError, Unavailable
 from buildsys.manifest.default_limits import effective_limits
 from buildsys.onnx_graphs.output_policies import compare_outputs
 from buildsys.onnx_graphs.tensors import Tensor, load_case, load_tensors
-from buildsys.stages.bench.latency import mark_noisy, noise, summarize
+from buildsys.stages.bench.latency import disturbances, mark_noisy, noise, summarize
 from buildsys.stages.bench.result import BenchCase, BenchResult, ContenderResult, engine_contender
 from buildsys.stages.bench.timed_engine import LocalEngine, RemoteEngine, open_engine
 from buildsys.stages.engine.result import SlowLayer
@@ -228,12 +228,12 @@ def _measure_case(
     }
     figures[next(iter(figures))].update(cast(ContenderResult, facts))
     limits = job.options["bench"]["noise"]
-    mark_noisy(figures, limits)
     measured: BenchCase = {"batch": batch, "contenders": figures, "others_share": others_share}
     if readings is not None:
         measured["gpu"] = readings.figures()
     measured["noisy"] = list(noise(case, measured, limits)) if limits else []
-    measured["speedup"] = None if measured["noisy"] else _speedup(figures)
+    mark_noisy(figures, limits, next(disturbances(case, measured, limits), "") if limits else "")
+    measured["speedup"] = _speedup(figures)
     return measured
 
 

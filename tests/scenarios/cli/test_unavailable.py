@@ -22,7 +22,7 @@ def test_it_remains_visible(ready: ReadyProject) -> None:
     for _ in range(2):  # checked in full, then remembered
         again = ready.doit()
         assert again.code == 0
-        listed, last = again.out.splitlines()
+        listed, *_, last = again.out.splitlines()
         assert last == "everything is up to date (8 targets, 3 unavailable)"
         assert listed.startswith("unavailable  engine:a:gone  ")
         assert REASON in listed

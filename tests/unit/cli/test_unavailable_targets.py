@@ -16,8 +16,10 @@ def test_an_unavailable_engine_is_said_once(doit: Doit) -> None:
     _, out = doit()
     lines = out.splitlines()
     assert [line.split()[:2] for line in lines if ":rtx" in line] == [
-        ["run", "engine:net:rtx"], ["unavailable", "engine:net:rtx"]
+        ["run", "engine:net:rtx"], ["unavailable", "engine:net:rtx"],
+        ["unavailable", "engine:net:rtx:"],  # with the remedy, at the end
     ]  # fmt: skip
+    assert "unavailable  engine:net:rtx: run it on one" in lines[-3:]
     (row,) = (line for line in lines if line.startswith(" engine rtx "))
     assert row.split()[2:] == ["unavailable", "100", "ms", "no", "GPU"]
     assert f"{len(doit.session.actions) - 3} passed, 3 unavailable in" in lines[-1]

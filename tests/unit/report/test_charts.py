@@ -59,6 +59,7 @@ def test_a_trend_shows_failures_noise_and_changes_of_the_environment() -> None:
         figures = {
             "latency_p50_ms": p50_ms,
             "latency_interval_ms": [(p50_ms or 0) * 0.99, (p50_ms or 0) * 1.01],
+            "noisy": more.pop("noisy", None),
         }
         return PastBuild(
             **{
@@ -71,7 +72,7 @@ def test_a_trend_shows_failures_noise_and_changes_of_the_environment() -> None:
 
     builds = [
         build(23, 2.2, mark="tool:x 1 → 2"), build(22, None, status="failed"), build(21, 2.0),
-        build(20, 2.1, status="noisy"),
+        build(20, 2.1, noisy=["load"]),
     ]  # fmt: skip
     chart = figures.trend(builds)
     assert chart is not None

@@ -24,7 +24,7 @@ def test_no_cell_can_break_out_of_its_table() -> None:
         )
     )
     assert html.count("<td") == 4
-    assert "x | y &lt;b&gt;*z*&lt;/b&gt; `q`" in html
+    assert "x | y &lt;b&gt;*z*&lt;/b&gt; <code>q</code>" in html
     assert "<code>p|q</code>" in html
 
 

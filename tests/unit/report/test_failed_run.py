@@ -23,7 +23,7 @@ def test_results_of_stale_targets_are_left_out(results: Results) -> None:
         results, export__tiny=failed, engine__tiny__ort_cpu=not_run, bench__tiny__ort_cpu=not_run
     )
     assert report.verdict.status == "failed"
-    assert report.verdict.text.startswith("FAILED: export:tiny: the file is none")
+    assert report.verdict.text.startswith("FAILED: 1 of 12 targets failed: export:tiny")
     lines = {line.target: line for line in report.summary}
     assert (lines["export:tiny"].status, lines["export:tiny"].hint) == ("failed", "look at it")
     assert (lines["bench:tiny:ort-cpu"].status, lines["bench:tiny:ort-cpu"].outcome) == (
@@ -45,7 +45,7 @@ def test_a_failed_check_keeps_its_numbers(results: Results) -> None:
     report = report_on(results, validate__tiny=TargetProblem("y differs; details: …", failed=True))
     (check,) = [check for check in report.checks if check.target == "validate:tiny"]
     assert (report.verdict.text, len(check.comparisons) > 0) == (
-        "FAILED: validate:tiny: y differs",
+        "FAILED: 1 of 12 targets failed: validate:tiny",
         True,
     )
 

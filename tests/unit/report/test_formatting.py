@@ -28,6 +28,28 @@ def test_quantities_are_never_rounded_to_look_better(write: Callable[..., str]) 
     assert {value: write(value) for value in TEXTS[write]} == TEXTS[write]
 
 
+FOLDED = {
+    "short": ("short", ""),
+    "a\n b": ("a b", ""),
+    "first clause; second clause": ("first clause; …", "second clause"),
+    "not a clause end: so words are cut": ("not a clause end: …", "so words are cut"),
+    "a: the words of a sentence are cut": ("a: the words of a …", "sentence are cut"),
+    "run it by `buildsys build a` now": ("run it by …", "`buildsys build a` now"),
+    "x" * 30: ("x" * 18 + " …", "x" * 12),
+}
+
+
+def test_long_reasons_are_folded_at_the_end_of_a_clause() -> None:
+    assert {text: q.fold(text, 20) for text in FOLDED} == FOLDED
+
+
+def test_a_half_interval_has_the_decimals_of_its_median_and_is_rounded_up() -> None:
+    for p50_ms, half, text in ((5.0, 0.041, "5.00 ±0.05"), (123.4, 0.2, "123 ±1")):
+        ends = [p50_ms - half, p50_ms + half / 2]
+        assert q.with_interval({"p50_ms": p50_ms, "p50_interval_ms": ends}) == text
+    assert q.with_interval({"p50_ms": 2.0, "p50_interval_ms": None}) == "2.00"
+
+
 def test_plain_values_are_no_python() -> None:
     value = {"hint": None, "pinned": False, "on": True, "config": {}, "empty": [], "list": [1, 2.5]}
     text = "hint none, pinned off, on on, config none, empty none, list 1, 2.5"

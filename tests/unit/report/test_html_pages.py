@@ -23,6 +23,7 @@ from buildsys.report.html.pages import (
     render_index,
     render_model,
 )
+from buildsys.report.markdown import render
 from buildsys.report.report_types import as_json, read_report
 
 GENERATED = "2026-11-22T13:30:00Z"
@@ -71,6 +72,7 @@ def test_every_contender_is_listed_and_the_fastest_marked(results: Results) -> N
 
 
 NO_FIGURES = {"latency_p50_ms": math.nan, "latency_interval_ms": ["x", None]}
+NOISY = {"latency_p50_ms": 2.0, "latency_interval_ms": [2.0, 2.0], "noisy": ["other load"]}
 WIDE = {"latency_p50_ms": 2.0, "latency_interval_ms": [1.5, 2.0]}
 
 
@@ -83,7 +85,7 @@ WIDE = {"latency_p50_ms": 2.0, "latency_interval_ms": [1.5, 2.0]}
         (builds(1.0, 2.0, why="opset", mark="onnx 1 → 2"),
          ["-50.0 %: 2.00 → 1.00 ms", "opset", "onnx 1 → 2"]),
         (builds(9.0, 2.0, status="failed"), []),
-        (builds(9.0, 2.0, status="noisy"), []),
+        (builds(9.0, 2.0, figures=NOISY), []),
         (builds(9.0, 2.0, figures=WIDE), []),
         (builds(9.0, 2.0, figures=NO_FIGURES), []),
         (builds(9.0), []),
@@ -110,18 +112,30 @@ def test_commands_in_reasons_and_hints_are_code(results: Results) -> None:
     one = page(results)
     text = render_model(one)
     reason = "<code>buildsys build export:tiny</code> &lt;b&gt; differs"
-    assert text.count(reason) == 2  # in the verdict and among the problems
+    assert text.count(reason) == 1
     assert "What to do: see <code>buildsys explain &lt;x&gt;</code>." in text
     hint = "run one of\n`buildsys build a`"
     results.failed("validate:tiny", "an odd ` stays", hint=hint)
     text = render_model(page(results))
     assert "<pre>run one of\n<code>buildsys build a</code></pre>" in text
     assert "an odd ` stays." in text
-    row = dataclasses.replace(
-        index_row(one), text="FAILED: " + "x " * 60 + "`buildsys build tiny now and"
-    )
-    long = dataclasses.replace(row, text=f"{row.text} more words until it is cut off`")
-    assert "<code>buildsys build tiny" in render_index([long], GENERATED)
+    assert "validate:tiny: <code>buildsys build export" in render_index([index_row(one)], GENERATED)
+
+
+def test_a_long_reason_is_folded_once_and_a_shared_remedy_said_once(results: Results) -> None:
+    reason = "output scores differs in case max: " + "at [0, 1] 1.5 instead of 2.5, " * 9 + "END"
+    for target in ("verify:tiny:ort-cpu", "verify:tiny:rtx-fp16"):
+        results.failed(target, f"{target} {reason}", hint="try fp32, " * 20)
+    made = page(results)
+    text = shown(made).text
+    assert (text.count("END."), text.count("What to do:")) == (2, 1)
+    row = index_row(made)
+    assert row.text.startswith("verify:tiny:ort-cpu: verify:tiny:ort-cpu output scores differs")
+    assert row.text.endswith("…")
+    assert len(row.text) <= 120
+    lines = render(made.report).splitlines()
+    assert [line.startswith("  … ") for line in lines if line.endswith("END.")] == [True, True]
+    assert sum("What to do: " in line for line in lines) == 1
 
 
 def test_a_failure_is_on_top_with_remedy_and_command(results: Results) -> None:
@@ -133,7 +147,12 @@ def test_a_failure_is_on_top_with_remedy_and_command(results: Results) -> None:
     found = shown(dataclasses.replace(one, pipeline=rows))
     first = found.text.partition("Pipeline")[0]
     remedies = "What to do: compare the graphs.", "buildsys build validate:tiny"
-    for text in ("FAILED: validate: scores differ.", *remedies, "Do not ship yet"):
+    for text in (
+        "FAILED: 1 of 12 targets failed: validate",
+        "scores differ",
+        *remedies,
+        "Do not ship yet",
+    ):
         assert text in first
     assert "../tiny/validate/result.log" in found.links
 
@@ -237,7 +256,7 @@ def test_no_model_replaces_the_index() -> None:
 
 
 def test_a_noisy_latency_is_in_no_sparkline(results: Results) -> None:
-    history = builds(2.0, 2.1, 2.2, status="noisy")
+    history = builds(2.0, 2.1, 2.2, figures=NOISY)
     assert [one.trusted_latency for one in history.timed] == [None, 2.1, 2.2]
     results.without_gpu()
     made = page(results, history=(history,), tags=("a",), owner="me")

@@ -69,7 +69,7 @@ RESULTS: dict[str, tuple[dict[str, Any], str]] = {
                 },
             }
         },
-        f"opt: p50 19.8 ms, 50.5/s, 1.30{TIMES} torch; torch.compile is faster: p50 15.0 ms",
+        f"opt: p50 19.8 ms, 1.30{TIMES} torch; torch.compile is faster: p50 15.0 ms",
     ),
     "report": ({"verdict": {}}, ""),
 }
@@ -94,7 +94,7 @@ def test_without_a_baseline_there_is_no_speedup() -> None:
             "speedup": None,
         }
     }
-    assert key_figure("bench", {"cases": cases}) == "min: p50 2.00 ms, 500/s"
+    assert key_figure("bench", {"cases": cases}) == "min: p50 2.00 ms"
     assert (
         key_figure("bench", {"cases": cases, "noisy": ["a busy neighbour"]})
         == "noisy, no headline (min: p50 2.0 ms)"
@@ -105,7 +105,7 @@ def test_a_noisy_contender_is_compared_with_nothing() -> None:
     own = {"p50_ms": 2.123, "throughput_per_s": 500.0}
     torch = {"p50_ms": 1.0, "noisy": "the median is only known within ±30 %"}
     cases = {"opt": {"contenders": {"engine": own, "torch": torch}, "speedup": None}}
-    assert key_figure("bench", {"cases": cases}) == "opt: p50 2.12 ms, 500/s"
+    assert key_figure("bench", {"cases": cases}) == "opt: p50 2.12 ms"
     cases = {"opt": {"contenders": {"engine": {**own, "noisy": "…"}, "torch": torch}}}
     assert key_figure("bench", {"cases": cases}) == "noisy, no headline (opt: p50 2.1 ms)"
 
@@ -113,13 +113,13 @@ def test_a_noisy_contender_is_compared_with_nothing() -> None:
 def test_a_median_is_shown_with_half_its_interval() -> None:
     own = {"p50_ms": 2.0, "p50_interval_ms": [1.97, 2.05], "throughput_per_s": 500.0}
     cases = {"opt": {"contenders": {"engine": own}, "speedup": None}}
-    assert key_figure("bench", {"cases": cases}) == "opt: p50 2.00 ±0.050 ms, 500/s"
+    assert key_figure("bench", {"cases": cases}) == "opt: p50 2.00 ±0.05 ms"
 
 
 def test_a_cuda_graph_is_the_engine_if_there_is_no_other() -> None:
     graph = {"p50_ms": 0.24, "throughput_per_s": 33_000.0, "gpu": {"p50_ms": 0.233}}
     alone = {"opt": {"contenders": {"engine_cuda_graph": graph}, "speedup": None}}
-    assert key_figure("bench", {"cases": alone}) == "opt: p50 0.240 ms, 33,000/s"
+    assert key_figure("bench", {"cases": alone}) == "opt: p50 0.240 ms"
 
 
 @pytest.mark.parametrize("nan", [math.nan, None])

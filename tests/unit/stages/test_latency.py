@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buildsys.backends.measurement import Samples
-from buildsys.stages.bench.latency import mark_noisy, noise, summarize
+from buildsys.stages.bench.latency import disturbances, mark_noisy, noise, summarize
 from buildsys.stages.bench.result import BenchCase, ContenderResult
 from buildsys.stages.bench.stage import _speedup
 
@@ -137,6 +137,15 @@ def test_no_manifest_makes_a_speed_up_of_an_unsteady_median(
     case = case_of(**steady)
     mark_noisy(case["contenders"], limits)
     assert _speedup(case["contenders"]) == pytest.approx(2.25, rel=1e-6)
+
+
+def test_what_disturbs_a_case_makes_all_its_contenders_noisy() -> None:
+    case = case_of(engine=blocks([4.0] * 30), torch=blocks([9.0] * 30))
+    case["others_share"] = 0.4
+    (disturbance,) = disturbances("opt", case, LIMITS)
+    mark_noisy(case["contenders"], LIMITS, disturbance)
+    assert {one["noisy"] for one in case["contenders"].values()} == {disturbance}
+    assert _speedup(case["contenders"]) is None
 
 
 def test_a_narrower_limit_of_the_manifest_holds_for_comparisons() -> None:
