@@ -147,7 +147,13 @@ class BuildSession(TargetNames):
             known_hosts = project.state / "known_hosts"
             remote = SharedCache(notify=self._warn, known_hosts=known_hosts, **settings)
         return Executor(
-            Folders(project.root, project.build, project.state, project.timing_caches()),
+            Folders(
+                project.root,
+                project.build,
+                project.state,
+                project.timing_caches(),
+                project.code,
+            ),
             self.actions,
             pool=self._pool,
             store=Store(store_folder(project.state)),
@@ -342,7 +348,8 @@ class BuildSession(TargetNames):
         from buildsys.execution.freshness import read_only_checker
 
         project = self.project
-        return read_only_checker(project.root, project.build, project.state, self.trust)
+        folders = project.root, project.build, project.state
+        return read_only_checker(*folders, self.trust, project.code)
 
     def result(self, target: str) -> dict[str, Any]:
         """Read the result file of a target, {} if unreadable."""

@@ -46,6 +46,7 @@ def run_stage(
             inputs={role: path for role, path in (inputs or {}).items() if path.exists()},
             outputs={"result": Path(folder) / "result.json", **(outputs or {})},
             project=project.root,
+            code_roots=project.code,
             **more,
         )
         with open_pool(project.state) as pool:

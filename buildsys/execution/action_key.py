@@ -97,7 +97,10 @@ class KeyBuilder:
         digests: DigestCache,
         texts: TextCache,
         baselines: GateBaselines | None = None,
+        code: Sequence[str] = (),
     ) -> None:
+        """Prepare. ``code`` names folders to import user code from."""
+        self._code_roots = code
         self._baselines = baselines
         self._project = str(project)
         self._build = str(build)
@@ -242,7 +245,8 @@ class KeyBuilder:
         return sha256 or ""
 
     def _add_sources(self, action: Action, parts: Parts, files: Files, covered: set[str]) -> None:
-        inside = self._tree(self._project, files, covered).dependencies(action.sources)
+        tree = self._tree(self._project, files, covered)
+        inside = tree.dependencies(action.sources)
         parts |= content_parts("source", inside.files)
         modules: dict[str, list[Import]] = {}
         for item in inside.outside:
@@ -292,7 +296,8 @@ class KeyBuilder:
             files[f"source:{tree.name(path)}"] = digest = self._digests.digest(path)
             return _digest(digest)
 
-        tree = SourceTree(root, look, self._texts, package=package, prefix=prefix)
+        code = () if package else self._code_roots
+        tree = SourceTree(root, look, self._texts, code=code, package=package, prefix=prefix)
         return tree
 
     def _code_parts(self, modules: tuple[str, ...]) -> Mapping[str, str]:

@@ -284,7 +284,9 @@ class PlannedBuilds:
         return {(record.target, record.key) for target in self.parts for record in builds(target)}
 
 
-def planned_builds(root: Path, build: Path, actions: Mapping[str, Action]) -> PlannedBuilds:
+def planned_builds(
+    root: Path, build: Path, actions: Mapping[str, Action], code: Sequence[str] = ()
+) -> PlannedBuilds:
     """Plan the builds of ``actions`` in the project at ``root``.
 
     Manifest fields, sources and the chain of inputs are compared. Versions
@@ -294,7 +296,7 @@ def planned_builds(root: Path, build: Path, actions: Mapping[str, Action]) -> Pl
     """
     with tempfile.TemporaryDirectory(prefix="buildsys-") as folder:
         db = StateDb(Path(folder) / "state.db")
-        keys = KeyBuilder(root, build, DigestCache(db), db)
+        keys = KeyBuilder(root, build, DigestCache(db), db, code=code)
         parts = {
             target: _select(keys.build(action, from_repository=True).parts)
             for target, action in actions.items()

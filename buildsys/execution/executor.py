@@ -81,7 +81,7 @@ class Executor:
         try_changes: TryChanges = lambda *_: "",
         texts: TextCache | None = None,
     ) -> None:
-        project, build, state, _ = folders
+        project, build, state, _, code = folders
         self._project, self._build, self._actions = project, build, actions
         self._on_event, self._try_changes = on_event, try_changes
         self._db = StateDb(state / "state.db", notify)
@@ -99,7 +99,7 @@ class Executor:
         self.here = LocalRuns(
             folders, pool, store, self._locks, self.ledger, self._baselines, jobs, slots
         )
-        self._keys = KeyBuilder(project, build, self._digests, self._texts, self._baselines)
+        self._keys = KeyBuilder(project, build, self._digests, self._texts, self._baselines, code)
         self._checker = FreshnessChecker(build, self._keys, self._db, self._digests, trust=trust)
         self.models = UpToDateModels(build, self._db, self._keys, self._checker)
 
@@ -380,9 +380,9 @@ class Executor:
 
         It shares the store and the workers, but neither records, locks of targets nor history.
         """
-        project, _, _, timing_caches = self.here.folders
+        folders = self.here.folders
         return Executor(
-            Folders(project, folder / "build", folder / "state", timing_caches),
+            folders._replace(build=folder / "build", state=folder / "state"),
             actions,
             pool=self.here.pool,
             store=self.here.store,

@@ -241,14 +241,18 @@ class FreshnessChecker:
 
 
 def read_only_checker(
-    project: Path, build: Path, state: Path, trust: TrustPolicy = NO_POLICY
+    project: Path,
+    build: Path,
+    state: Path,
+    trust: TrustPolicy = NO_POLICY,
+    code: Sequence[str] = (),
 ) -> FreshnessChecker:
     """Make a checker for queries: it neither creates nor writes the state."""
     from buildsys.store.state_db import ReadOnlyStateDb  # not needed by a run
 
     db = ReadOnlyStateDb(state / "state.db")
     digests = DigestCache(db)
-    keys = KeyBuilder(project, build, digests, db, GateBaselines(Ledger(db)))
+    keys = KeyBuilder(project, build, digests, db, GateBaselines(Ledger(db)), code)
     return FreshnessChecker(build, keys, db, digests, Store(store_folder(state)), trust)
 
 

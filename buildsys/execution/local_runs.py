@@ -50,6 +50,7 @@ class Folders(NamedTuple):
     build: Path
     state: Path
     timing_caches: Path | None = None
+    code: tuple[str, ...] = ()  # to import user code from
 
 
 @dataclass(frozen=True)
@@ -99,9 +100,9 @@ class LocalRuns:
         holding = hold_devices(self.locks, action, action.target, on_wait, needed=devices)
         with holding as held, self.slots, ExitStack() as stack:
             records = self.ledger.records(action.target) if refits else ()
-            project, build, _, timing_caches = self.folders
+            project, build, _, caches, code = self.folders
             job = replace(
-                stage_job(action, project, build, outputs, timing_caches=timing_caches),
+                stage_job(action, project, build, outputs, timing_caches=caches, code=code),
                 threads=0 if action.measures else self.threads,
                 **held,
                 parts=self._parts(action, key),
@@ -162,6 +163,7 @@ def stage_job(
     outputs: Mapping[str, Path],
     *,
     timing_caches: Path | None = None,
+    code: tuple[str, ...] = (),
 ) -> Job:
     """Make the job of ``action`` with inputs from ``build``."""
 
@@ -179,6 +181,7 @@ def stage_job(
         inputs=existing(action.inputs),
         outputs=outputs,
         project=project,
+        code_roots=code,
         advisory=existing(action.advisory),
         timing_caches=timing_caches if action.stage == ENGINE else None,
         toolchain=toolchain and locate_toolchain(*toolchain, project, os.environ),

@@ -1,6 +1,7 @@
 """The files of one load, stamped before they are read once."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from buildsys.errors import ManifestError
@@ -14,12 +15,20 @@ class Workspace:
     """The project's folder as one load sees it.
 
     Every path accessed is recorded: a cached result is valid while its paths have the same stamps.
-    ``links_into`` is a further folder that links of manifests may lead to.
+    ``links_into`` is a further folder that links of manifests may lead to, ``code`` names folders
+    to import user code from.
     """
 
-    def __init__(self, root: Path, configs: Path, links_into: Path | None = None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        configs: Path,
+        links_into: Path | None = None,
+        code: Sequence[str] = (),
+    ) -> None:
         self.root = root
         self.configs = configs
+        self.code = code
         self.accessed: dict[str, Stamp | None] = {}  # since it was last replaced
         self._folders = {os.path.realpath(folder) for folder in (root, configs, links_into or root)}
         self._stamps: dict[str, Stamp | None] = {}

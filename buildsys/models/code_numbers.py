@@ -5,28 +5,27 @@ table, and a large input cannot be compared at all sizes.
 """
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
 from torch import nn
 
-from buildsys.system.files import in_library
+from buildsys.system.code_kinds import is_user_code
 
 _TABLES = (tuple, list, set, frozenset, dict)
 _MOST_MEMBERS = 64  # of a table
 
 
-def code_numbers(network: nn.Module, project: Path) -> list[int]:
+def code_numbers(network: nn.Module) -> list[int]:
     """List the integers in the code, globals and attributes of layers, and their successors.
 
-    The project's layers come before those of libraries, PyTorch's have none.
+    The user's layers come before those of libraries, PyTorch's have none.
     """
     layers = [part for part in network.modules() if not type(part).__module__.startswith("torch.")]
 
     def is_other(layer: nn.Module) -> bool:
         file = getattr(getattr(layer.forward, "__code__", None), "co_filename", "")
-        return in_library(file) or not file.startswith(str(project))
+        return not is_user_code(file)
 
     numbers = [number for layer in sorted(layers, key=is_other) for number in _numbers_of(layer)]
     return [*dict.fromkeys(size for number in numbers for size in (number, number + 1))]

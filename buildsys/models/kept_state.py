@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from buildsys.models.user_code import innermost_location
-from buildsys.system.files import in_library
+from buildsys.system.code_kinds import display_name, is_user_code
 
 _DEEPEST = 8  # levels of containers and objects
 _CLOCKS = {"monotonic", "now", "perf_counter", "time_ns", "today", "utcnow"}
@@ -73,9 +73,9 @@ def clock_place(module: nn.Module, project: Path) -> str:
 
 
 def _user_file(module: ModuleType, project: Path) -> str:
-    """Return the path of a module's file in the project, or ""."""
-    file, folder = str(getattr(module, "__file__", None)), f"{project}/"
-    return file.removeprefix(folder) if file.startswith(folder) and not in_library(file) else ""
+    """Name the file of a module of the user's code, or ""."""
+    file = getattr(module, "__file__", None)
+    return display_name(file, project) if file and is_user_code(file) else ""
 
 
 def _tensor_content(tensor: torch.Tensor) -> Any:

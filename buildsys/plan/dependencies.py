@@ -24,6 +24,7 @@ from buildsys.system.files import (
     path_of,
     source_files,
 )
+from buildsys.system.user_modules import MODULE, code_roots, locate
 
 # Paths are strings here, as a Path costs several times as much and this runs for every target.
 Digest = Callable[[str], "str | None"]  # absolute path -> content digest, None if missing
@@ -75,13 +76,25 @@ class SourceTree:
     """
 
     def __init__(
-        self, root: str, digest: Digest, texts: TextCache, *, package: str = "", prefix: str = ""
+        self,
+        root: str,
+        digest: Digest,
+        texts: TextCache,
+        *,
+        code: Sequence[str] = (),
+        package: str = "",
+        prefix: str = "",
     ) -> None:
-        """Prepare. ``prefix`` begins the names of files below ``root``."""
+        """Prepare.
+
+        ``code`` names folders to import from; ``prefix`` begins the names of files below ``root``.
+        """
         self._prefix = prefix
         self._root = os.path.normpath(root)
-        self._folders = {self._root}  # whose modules may be imported
-        self._absolute: set[str] = set()
+        self._code = code
+        self._roots = [self._root] if package else code_roots(self._root, code)
+        self._folders = {*self._roots}  # whose modules may be imported
+        self._absolute = {os.path.normpath(name) for name in code if os.path.isabs(name)}  # noqa: PTH117
         self._digest = digest
         self._texts = texts
         self._package = package
@@ -93,24 +106,29 @@ class SourceTree:
 
         Raises: StageError: the name of a file is not in UTF-8.
         """
-        entries: list[str] = []
-        for source in sources:
-            entries += (files := source_files(self._root, source))
-            folders = {os.path.dirname(file) for file in files}  # noqa: PTH120
-            self._folders |= {folder for folder in folders if not is_below(folder, self._root)}
-            self._absolute |= folders if os.path.isabs(source) else set()  # noqa: PTH117
-        entries += [path for item in modules for path in self._modules(self._root, item)]
-        digests: dict[str, str | None] = {}
         outside: set[Import] = set()
+        entries: list[tuple[str, Sequence[str]]] = []  # with folders that it may import from
+        for source in sources:
+            if not source.endswith(MODULE):
+                for file in source_files(self._root, source):
+                    entries += self._entries(file, is_absolute=os.path.isabs(source))  # noqa: PTH117
+            elif (place := locate(source, self._root, self._code)) and place.root:
+                entries += self._entries(place.file)
+            else:  # of a library, or installed from elsewhere
+                outside.add(Import(0, name := source.removesuffix(MODULE)))
+                # an installation may give a folder another name
+                if place and f"/{name.replace('.', '/')}" not in place.file:
+                    entries += self._entries(place.file)
+        entries += [(path, ()) for item in modules for path in self._modules(self._root, item)]
+        digests: dict[str, str | None] = {}
         variables: set[str] = set()
-        for entry in entries:
-            folder = self._root if self._package else os.path.dirname(entry)  # noqa: PTH120
+        for entry, folders in entries:
             waiting = [entry]
             while waiting:
                 path = waiting.pop()
                 if path in digests:
                     continue
-                direct = self._examined.get(path) or self._examine(path, folder)
+                direct = self._examined.get(path) or self._examine(path, folders)
                 if self._package:  # the folder is the same for all entries
                     self._examined[path] = direct
                 digests[path] = direct.digest
@@ -123,6 +141,20 @@ class SourceTree:
             sorted(variables),
         )
 
+    def _entries(
+        self, file: str, *, is_absolute: bool = False
+    ) -> Iterator[tuple[str, Sequence[str]]]:
+        """Yield a file and the packages that it is in, with the folders to import from."""
+        folder, name = os.path.dirname(file), ""  # noqa: PTH120
+        root = folder
+        if file.endswith(".py") and (place := locate(file, self._root, self._code)):
+            root, name = place.root, place.name
+        if not is_below(root, self._root):
+            self._folders.add(root)
+            self._absolute |= {root} if is_absolute else set()
+        packages = self._modules(root, Import(0, name)) if name else ()
+        yield from ((path, (folder, root)) for path in dict.fromkeys((file, *packages)))
+
     def name(self, path: str) -> str:
         """Name a file among all others."""
         if path.startswith(f"{self._root}{os.sep}"):
@@ -130,7 +162,7 @@ class SourceTree:
         is_absolute = any(is_below(path, folder) for folder in self._absolute)
         return path if is_absolute else os.path.relpath(path, self._root)
 
-    def _examine(self, path: str, entry_folder: str) -> _FileDependencies:
+    def _examine(self, path: str, entry_folders: Sequence[str]) -> _FileDependencies:
         try:
             path.encode()
         except UnicodeEncodeError as error:
@@ -155,7 +187,7 @@ class SourceTree:
         local: list[str] = []
         outside: list[Import] = []
         for item in (Import(level, module, tuple(names)) for level, module, names in imports):
-            modules = list(self._local_modules(path, entry_folder, item))
+            modules = list(self._local_modules(path, entry_folders, item))
             local += modules
             elsewhere = not (modules or self._package or item.level)
             if elsewhere and item.module.partition(".")[0] not in sys.stdlib_module_names:
@@ -176,12 +208,14 @@ class SourceTree:
     def _is_followed(self, path: str) -> bool:
         return any(is_below(path, folder) for folder in self._folders)
 
-    def _local_modules(self, path: str, entry_folder: str, item: Import) -> Iterator[str]:
+    def _local_modules(
+        self, path: str, entry_folders: Sequence[str], item: Import
+    ) -> Iterator[str]:
         own = os.path.dirname(path)  # noqa: PTH120
         if item.level:
             yield from self._modules(os.path.normpath(own + "/.." * (item.level - 1)), item)
         elif not self._package:
-            for folder in dict.fromkeys((own, entry_folder, self._root)):
+            for folder in dict.fromkeys((own, *entry_folders, *self._roots)):
                 yield from self._modules(folder, item)
         elif item.module.partition(".")[0] == self._package:
             yield from self._modules(self._root, item)

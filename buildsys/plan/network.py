@@ -6,6 +6,7 @@ from typing import Any
 
 from buildsys.manifest.shape_cases import example_dims
 from buildsys.plan.graph_points import GraphPoint, Spec
+from buildsys.system.user_modules import source_of, split_reference
 from buildsys.system.weight_names import HUB, INDEX_SUFFIX
 
 DataEntry = Mapping[str, Any]  # source of input values
@@ -36,8 +37,7 @@ class PlannedNetwork:
     @property
     def is_made(self) -> bool:
         """True if a callable makes the ONNX model."""
-        file, _, function = self.source.get("onnx", "").rpartition(":")
-        return bool(function) and file.endswith(".py")
+        return bool(split_reference(self.source.get("onnx", ""))[1])
 
     @cached_property
     def options(self) -> dict[str, Any]:
@@ -59,9 +59,9 @@ class PlannedNetwork:
         """The user's files that make the network."""
         if self.is_onnx:
             file = self.source["onnx"]
-            return (file.rpartition(":")[0] if self.is_made else file,)
+            return (source_of(file) if self.is_made else file,)
         function = self.source.get("python") or self.source.get("numpy")
-        own = (function.rpartition(":")[0],) if function else ()
+        own = (source_of(function),) if function else ()
         return (*own, *data_files(self.data.values()))
 
     @property
@@ -123,7 +123,7 @@ def data_files(entries: Iterable[DataEntry | None]) -> tuple[str, ...]:
     for entry in entries:
         data = entry or {}
         files += [data["npz"]] if data.get("npz") else []
-        files += [data["python"].rpartition(":")[0]] if data.get("python") else []
+        files += [source_of(data["python"])] if data.get("python") else []
         files += [f"{data['images'].rstrip('/')}/"] if data.get("images") else []
     return tuple(dict.fromkeys(files))
 

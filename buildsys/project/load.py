@@ -86,7 +86,7 @@ class Project:
     models: Mapping[str, ResolvedModel]
     # manifests that were left out, with their errors
     broken: Mapping[str, Sequence[ManifestError]] = field(default_factory=dict)
-    code: tuple[Path, ...] = ()  # folders with modules of the project
+    code: tuple[str, ...] = ()  # folders to import user code from, besides src and `root`
 
     def require_all(self) -> None:
         """Raise the errors of broken manifests. Raises: ManifestErrors: there are some."""
@@ -316,7 +316,11 @@ class _ProjectReader:
         from buildsys.manifest.workspace import Workspace
         from buildsys.project.resolve import Resolver
 
-        return Resolver(Workspace(self._project.root, self._project.configs, self._links_into))
+        return Resolver(
+            Workspace(
+                self._project.root, self._project.configs, self._links_into, self._project.code
+            )
+        )
 
     def _resolve(self, name: str) -> Entry | None:
         resolver, file = self._resolver, self._project.root / name
@@ -365,7 +369,7 @@ def change_model(project: Project, model: ResolvedModel, change: str) -> Resolve
     from buildsys.manifest.workspace import Workspace
     from buildsys.project.resolve import Resolver
 
-    resolver = Resolver(Workspace(project.root, project.configs))
+    resolver = Resolver(Workspace(project.root, project.configs, code=project.code))
     models, errors = resolver.resolve(project.root / model.file, change)
     data = next((data for data, _ in models if data["model"] == model.name), None)
     if errors or data is None:
@@ -378,7 +382,7 @@ def _read_tree(project: Project, file: str, name: str) -> ValueNode:
     from buildsys.manifest.workspace import Workspace
     from buildsys.project.resolve import Resolver
 
-    workspace = Workspace(project.root, project.configs)
+    workspace = Workspace(project.root, project.configs, code=project.code)
     models, errors = Resolver(workspace).resolve(project.root / file)
     if errors:
         raise ManifestErrors(tuple(errors))

@@ -20,7 +20,7 @@ class Settings(NamedTuple):
 
     configs: Path
     build: Path
-    code: tuple[Path, ...] = ()  # where modules of the project are found
+    code: tuple[str, ...] = ()  # names of folders to import user code from
 
 
 class _File(NamedTuple):
@@ -75,12 +75,10 @@ def read_settings(root: Path) -> Settings:
     code = file.table.get("code", [])
     if not isinstance(code, list):
         raise file.error("code", "expected a list of folders", 'such as ["src"]')
-    folders = [_folder(file, root, "code", name) for name in code]
-    for folder in folders:
-        if not folder.is_dir():
-            problem = f"there is no folder {os.path.relpath(folder, root)}"
-            raise file.error("code", problem, "correct the list")
-    return Settings(configs, build, tuple(folders))
+    for name in code:
+        if not _folder(file, root, "code", name).is_dir():
+            raise file.error("code", f"there is no folder {name}", "correct the list")
+    return Settings(configs, build, tuple(code))
 
 
 def _folder(file: _File, root: Path, key: str, value: Any) -> Path:

@@ -293,12 +293,13 @@ def source_root(
         spec = util.find_spec(module) if path is None else PathFinder.find_spec(module, list(path))
     except (ImportError, ValueError, AttributeError):  # third-party finders raise any of these
         return None
-    if spec is None or spec.origin is None or not spec.has_location:
+    if spec is None:
         return None
-    file = Path(spec.origin)
-    if not in_libraries and in_library(spec.origin):
-        return None
-    return str(file.parent.parent if spec.submodule_search_locations else file.parent)
+    file = spec.origin if spec.has_location else None
+    places = [*(spec.submodule_search_locations or ()), *([file] if file else [])]
+    accepted = (place for place in places if in_libraries or not in_library(f"{place}/"))
+    place = next(filter(os.path.exists, accepted), None)
+    return None if place is None else os.path.dirname(place)  # noqa: PTH120
 
 
 def package_identities(

@@ -26,6 +26,7 @@ from typing import NoReturn
 from buildsys.errors import BuildsysError, CheckFailed, StageError, Unavailable
 from buildsys.system.printable import printable
 from buildsys.system.processes import adopt_orphans, die_with_parent
+from buildsys.system.user_modules import job_code
 from buildsys.workers.job import (
     INTERRUPTED,
     TERMINAL,
@@ -177,6 +178,7 @@ def run_stage(job: Job) -> StageResult:
     """
     if job.obstacle is not None:
         raise Unavailable(*job.obstacle)
+    job_code[:] = job.code_roots
     name = job.stage if "." in job.stage else f"buildsys.stages.{job.stage}.stage"
     answer = importlib.import_module(name).run(job)
     if not isinstance(answer, StageResult) or answer.status not in _STATUSES:

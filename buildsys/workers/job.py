@@ -59,6 +59,7 @@ class Job:
     inputs: Mapping[str, Path]  # by role
     outputs: Mapping[str, Path]  # by role
     project: Path
+    code_roots: tuple[str, ...] = ()  # the setting `code`: user code is imported from there
     advisory: Mapping[str, Path] = field(default_factory=dict)  # for error messages only
     toolchain: Toolchain | None = None  # runs the engine; None: the default interpreter
     in_own_interpreter: bool = False  # the stage uses the toolchain through another process
@@ -178,6 +179,7 @@ def job_from_json(fields: Message) -> Job:
         "earlier": tuple(fields["earlier"]),
         "exclusive": tuple(fields["exclusive"]),
         "preload": tuple(fields["preload"]),
+        "code_roots": tuple(fields["code_roots"]),
         "toolchain": toolchain and Toolchain(**{**toolchain, "python": Path(toolchain["python"])}),
     }
     return Job(**{**fields, **converted})

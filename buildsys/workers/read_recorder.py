@@ -20,7 +20,6 @@ import os
 import pathlib
 import re
 import sys
-import sysconfig
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -33,6 +32,16 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
+from buildsys.system.code_kinds import (
+    GENERATED,
+    NEUTRAL,
+    OURS,
+    OWN_CODE,
+    STANDARD,
+    USER,
+    code_kind,
+    display_name,
+)
 from buildsys.system.files import Stamp, in_library, listing_digest, stamp
 from buildsys.workers.job import MAX_READS
 
@@ -58,18 +67,6 @@ _METADATA = (".egg-info/", ".dist-info/")
 # audit event -> position of the path that it makes or removes
 _MADE = {"os.remove": 0, "os.rename": 1, "os.rmdir": 0}
 
-_USER, _LIBRARY, _OURS, _NEUTRAL = "user", "library", "ours", "neutral"  # kinds of code
-# a toolchain's interpreter imports this package through a link
-_OWN_CODE = tuple(
-    {f"{file.parents[1]}{os.sep}" for file in (Path(__file__), Path(__file__).resolve())}
-)
-_STANDARD = tuple({
-    f"{os.path.realpath(folder)}{os.sep}"
-    for name in ("stdlib", "platstdlib")
-    if (folder := sysconfig.get_path(name))
-} | {f"{os.path.dirname(os.__file__)}{os.sep}"})  # fmt: skip # noqa: PTH120
-_CACHES = ("/torchinductor_", "/.triton/", "/.cache/torch/kernels/", "/fontconfig/")
-
 
 class Read(NamedTuple):
     """One thing read by a stage."""
@@ -92,10 +89,10 @@ class ReadRecorder:
         installed = tuple(f"{prefix}{os.sep}" for prefix in prefixes if len(prefix) > 1)
         # a virtual environment is often inside the project, sometimes the project inside a prefix
         inside = tuple(prefix for prefix in installed if prefix.startswith(self._roots))
-        self._ignored = (*_STANDARD, *_OWN_CODE, *inside, *ignored)
+        self._ignored = (*STANDARD, *OWN_CODE, *inside, *ignored)
         self._installed = tuple(installed)
         self._seen: set[tuple[str, str]] = set()
-        self._callers = Callers(self._roots, __file__)
+        self._callers = Callers(project, __file__)
         self._copying: set[CodeType] = set()  # code of libraries that reads all variables
         self._products: set[str] = set()  # files that the stage itself made
         self._temporary = f"{tempfile.gettempdir()}{os.sep}"
@@ -219,7 +216,7 @@ class ReadRecorder:
         is_system = name.startswith(_SYSTEM) and not name.startswith(_MEMORY)
         if not inside and (is_system or name.startswith(self._installed)):
             return
-        if name in self._products or in_library(name) or any(part in name for part in _CACHES):
+        if name in self._products or in_library(name) or any(part in name for part in GENERATED):
             return
         caller = self._callers.find(frame)
         if not caller.direct and any(part in name for part in _METADATA):
@@ -247,7 +244,7 @@ class ReadRecorder:
         caller = self._callers.find(reader)
         if reader is None or not caller.line:
             return
-        for_library = reader.f_code.co_filename.startswith((*_STANDARD, "<frozen"))
+        for_library = reader.f_code.co_filename.startswith((*STANDARD, "<frozen"))
         if (for_library or not caller.direct) and _STANDARD_VARIABLES.fullmatch(name):
             return
         if caller.direct:
@@ -353,12 +350,12 @@ class Caller(NamedTuple):
 
 
 class Callers:
-    """Finds user code on the stack, with paths relative to ``roots``."""
+    """Finds user code on the stack."""
 
-    def __init__(self, roots: tuple[str, ...], neutral: str) -> None:
+    def __init__(self, project: Path, neutral: str) -> None:
         """Prepare. ``neutral`` is the file with the functions that others call."""
-        self._roots = roots
-        self._kinds = {neutral: _NEUTRAL}  # file -> kind of its code
+        self._project = project
+        self._kinds = {neutral: NEUTRAL}  # file -> kind of its code
 
     def find(self, frame: FrameType | None) -> Caller:
         """Find the innermost line of user code, from a frame outwards."""
@@ -367,24 +364,12 @@ class Callers:
             file = frame.f_code.co_filename
             kind = self._kinds.get(file)
             if kind is None:
-                kind = self._kinds[file] = _kind_of(file)
-            if kind is _USER:
-                for root in self._roots:
-                    file = file.removeprefix(root)
-                return Caller(f"{file}:{frame.f_lineno}", direct, ours)
-            if kind is not _NEUTRAL:
+                kind = self._kinds[file] = code_kind(file)
+            if kind is USER:
+                name = display_name(file, self._project)
+                return Caller(f"{name}:{frame.f_lineno}", direct, ours)
+            if kind is not NEUTRAL:
                 direct = False
-            ours = ours or kind is _OURS
+            ours = ours or kind is OURS
             frame = frame.f_back
         return Caller("", direct, ours)
-
-
-def _kind_of(file: str) -> str:
-    # exec; modules of the import system; generated code
-    if file[:1] == "<" or any(part in file for part in _CACHES):
-        return _NEUTRAL
-    if file.startswith(_OWN_CODE):
-        return _OURS
-    if in_library(file):
-        return _LIBRARY
-    return _NEUTRAL if file.startswith(_STANDARD) else _USER

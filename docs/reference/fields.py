@@ -21,14 +21,14 @@ Every field of a manifest and of `configs/project.yaml`, generated from the sche
 and `[]` an entry of a list. The default — means not set.
 
 A duration is `3s`, `200ms`, `2min` or a number of seconds; a size is `512MiB`, `8GB` or a number of
-bytes; a percentage is `5%` or a number up to 1; a callable is `FILE.py:NAME`.
+bytes; a percentage is `5%` or a number up to 1; a callable is `FILE.py:NAME` or `MODULE:NAME`.
 
 """
 _WORDS = {
     "a name": "name",
     "a tensor name": "tensor name",
     "a word": "word",
-    "a file and a callable": "callable",
+    "a callable": "callable",
     "a Python file": "Python file",
     "a SHA-256": "SHA-256",
     "an operator": "operator",

@@ -256,7 +256,7 @@ def reached_by(
 
 def _planned(project: Project) -> PlannedBuilds:
     actions = ProjectPlan(project.models, builder_versions(project.root))
-    return planned_builds(project.root, project.build, actions)
+    return planned_builds(project.root, project.build, actions, project.code)
 
 
 def _reached_names(

@@ -118,7 +118,8 @@ def _job(session: BuildSession, action: Action, folder: Path, outputs: Path) -> 
     caches, copied = project.timing_caches(), folder / "timing_caches"
     if action.stage == ENGINE and caches.is_dir():
         shutil.copytree(caches, copied)  # a build adds its timings
-    job = stage_job(action, project.root, project.build, paths, timing_caches=copied)
+    roots = project.root, project.build
+    job = stage_job(action, *roots, paths, timing_caches=copied, code=project.code)
     key = session.executor.examine(action.target).key if action.baseline else None
     return job if key is None else session.executor.here.add_baseline(job, action, key, folder)
 

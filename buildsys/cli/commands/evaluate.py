@@ -23,6 +23,7 @@ from buildsys.project.plan import ProjectPlan
 from buildsys.report.formatting import loss, metric, percent
 from buildsys.report.result_files import PASSED
 from buildsys.stages.table import EVALUATE, PREDICT, target_of
+from buildsys.system.user_modules import split_reference
 from buildsys.workers.pool import WorkerPool
 
 SCHEMA = "buildsys/evaluate/1"
@@ -85,15 +86,12 @@ def _section(session: BuildSession, model: str, data: str, metric: str) -> dict[
     """Write the section for other data. Raises: UsageError: there is no such data or metric."""
     if not metric and not session.project.models[model].data["evaluate"]:
         raise UsageError(f"the manifest of {model} has no metric", "add --metric, such as top1")
-    name, colon, function = data.partition(".py:")
-    typed = f"{name}.py" if colon else data
-    path = typed_path(typed)
-    if not path.exists():
-        raise UsageError(
-            f"there is no file or folder {data}", "the path is relative to your folder"
-        )
-    place = project_name(session.project.root, typed)
-    if colon:
+    typed, function = split_reference(data)
+    path, is_module = typed_path(typed), bool(function) and not typed.endswith(".py")
+    if not (is_module or path.exists()):
+        raise UsageError(f"there is no file {data}", "the path is relative to your folder")
+    place = typed if is_module else project_name(session.project.root, typed)
+    if function:
         source = {"python": f"{place}:{function}"}
     elif path.is_file():
         source = {_FILES.get(path.suffix.lower(), "npz"): place}
@@ -103,7 +101,7 @@ def _section(session: BuildSession, model: str, data: str, metric: str) -> dict[
         source = {"images": place, "labels": f"{place}.csv"}
     else:
         source = {"folder": place}
-    own = {"python": metric} if ".py:" in metric else metric
+    own = {"python": metric} if split_reference(metric)[1] else metric
     return {"data": source, **({"metric": own} if metric else {})}
 
 
@@ -125,7 +123,7 @@ def _run(
     project = session.project
     outputs = {role: folder / ref.path for role, ref in action.outputs.items()}
     outputs[RESULT].parent.mkdir(parents=True, exist_ok=True)
-    job = stage_job(action, project.root, project.build, outputs)
+    job = stage_job(action, project.root, project.build, outputs, code=project.code)
     try:
         result = run_job(pool, replace(job, inputs={**job.inputs, **inputs}), must_pass=False)
     except StageError as error:  # the other engines are evaluated

@@ -18,6 +18,7 @@ from buildsys.errors import StageError, UsageError
 from buildsys.manifest.exports import NEW_EXPORTS
 from buildsys.project.load import Project, check_manifests, empty_project
 from buildsys.system.files import replace_file
+from buildsys.system.user_modules import split_reference
 
 if TYPE_CHECKING:
     from buildsys.cli.trials import Ends
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}")
 _INPUT = re.compile(r"(?P<name>[^=]+)=(?P<shape>[^:]*)(:(?P<dtype>\w+))?")
 _SOURCES = (
-    "torchvision:NAME, timm:NAME, hf:FOLDER, hf:OWNER/NAME, FILE.py:CALLABLE, FILE.onnx or FILE.pt2"
+    "torchvision:NAME, timm:NAME, hf:FOLDER, hf:OWNER/NAME, FILE.py:CALLABLE,"
+    " package.module:CALLABLE, FILE.onnx or FILE.pt2"
 )
 _STAGE = "buildsys.stages.reference.proposal"
 _SOURCE_DEFAULTS: dict[str, dict[str, Any]] = {  # a worker takes all fields
@@ -157,8 +159,9 @@ def _source(root: Path, text: str) -> dict[str, str]:
         return {kind: name}
     if kind == "hf" and name:
         return _transformers_source(root, name)
-    file, _, attribute = text.partition(".py:")
-    path = f"{file}.py" if attribute else text
+    path, attribute = split_reference(text)
+    if attribute and not path.endswith(".py"):
+        return {"python": text}
     if not attribute and not text.endswith((".onnx", ".pt2")):
         raise UsageError(f"--from {text} is not a source", f"write {_SOURCES}")
     if not typed_path(path).is_file():

@@ -203,10 +203,8 @@ def _differences(before: BuildSession, now: BuildSession) -> Iterator[_TargetDif
     """Yield the targets with another declaration or other sources, and those downstream."""
     db = ReadOnlyStateDb(now.project.state / "state.db")
     ledger = Ledger(db)
-    old, new = (
-        KeyBuilder(session.project.root, session.project.build, _RealPathDigests(db), db)
-        for session in (before, now)
-    )
+    digests, projects = _RealPathDigests(db), (before.project, now.project)
+    old, new = (KeyBuilder(p.root, p.build, digests, db, code=p.code) for p in projects)
     states: dict[str, str] = {}
     for target, action in now.actions.items():
         if target not in before.actions:

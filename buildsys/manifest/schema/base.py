@@ -19,6 +19,7 @@ from pydantic_core import PydanticCustomError, core_schema
 from buildsys.manifest.schema.files import NAMES_FILE
 from buildsys.stages.table import STAGE_INFO
 from buildsys.system.units import parse_duration, parse_size
+from buildsys.system.user_modules import REFERENCE_PATTERN
 
 DType = Literal[
     "float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8",
@@ -54,8 +55,8 @@ _WORD = "a word of letters, digits and _ that does not start with a digit"
 Word = Annotated[str, text(WORD_PATTERN, _WORD)]
 _VARIABLE = "the name of an environment variable such as LD_LIBRARY_PATH"
 Variable = Annotated[str, text(r"^[A-Za-z_][A-Za-z0-9_]{0,99}$", _VARIABLE)]
-_CALLABLE = "a file and a callable such as plugins/models/net.py:make"
-Callable = Annotated[str, text(r"^[^:]+\.py:[A-Za-z_][A-Za-z0-9_.]*$", _CALLABLE), NAMES_FILE]
+_CALLABLE = "a callable such as plugins/models/net.py:make or package.module:make"
+Callable = Annotated[str, text(REFERENCE_PATTERN, _CALLABLE), NAMES_FILE]
 _DIGEST = "a SHA-256 digest of 64 lowercase hexadecimal digits"
 Digest = Annotated[str, text(r"^[0-9a-f]{64}$", _DIGEST)]
 

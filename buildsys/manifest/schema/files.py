@@ -3,6 +3,7 @@
 The context of a validation is the workspace with the files; without it only forms are checked.
 """
 
+import os
 import symtable
 import warnings
 from functools import lru_cache, partial
@@ -15,6 +16,7 @@ from pydantic_core import PydanticCustomError
 from buildsys.manifest.problem import expected, suggest, suggest_file
 from buildsys.manifest.workspace import Workspace
 from buildsys.system.files import Stamp, stamp
+from buildsys.system.user_modules import MODULE, code_roots, locate, split_reference
 from buildsys.system.weight_names import HUB, local_path, parse_hub_name
 
 _RELATIVE = "paths are relative to the project"
@@ -27,18 +29,20 @@ def refusal(problem: str, hint: str = "") -> PydanticCustomError:
 
 
 def check_place(name: str, info: ValidationInfo, *, is_folder: bool = False) -> str:
-    """Check for a file, FILE.py:CALLABLE or folder of the project. Raises: as `find_place`."""
+    """Check for a file, callable or folder. Raises: as `find_place`."""
     if isinstance(info.context, Workspace):
         find_place(info.context, name, is_folder=is_folder)
     return name
 
 
 def find_place(workspace: Workspace, name: str, *, is_folder: bool) -> None:
-    """Find a file, FILE.py:CALLABLE or folder of the project.
+    """Find a file, callable or folder.
 
     Raises: PydanticCustomError: it does not exist.
     """
-    path, _, callable_name = name.rpartition(":") if ".py:" in name else (name, "", "")
+    path, callable_name = split_reference(name)
+    if callable_name and not path.endswith(".py"):
+        path = _module_file(workspace, path)
     place = workspace.locate(path)
     if isinstance(place, str):
         raise refusal(place)
@@ -56,6 +60,17 @@ def find_place(workspace: Workspace, name: str, *, is_folder: bool) -> None:
         if {"*", "__getattr__", first}.isdisjoint(names):  # the first two may provide any name
             hint = suggest(first, names, what="defined")
             raise refusal(f"{path} does not define {first}", hint)
+
+
+def _module_file(workspace: Workspace, module: str) -> str:
+    """Find the file of a module. Raises: PydanticCustomError: there is none."""
+    place = locate(f"{module}{MODULE}", str(workspace.root), workspace.code)
+    if place is not None:
+        return os.path.relpath(place.file, workspace.root) if place.root else place.file
+    roots = code_roots(str(workspace.root), workspace.code)
+    folders = ", ".join(os.path.relpath(root, workspace.root) for root in roots)
+    hint = f"it is neither installed nor in {folders}; name its file, or its folder in code"
+    raise refusal(f"there is no module {module}", hint)
 
 
 @lru_cache(maxsize=1000)  # many manifests may name callables of one file
@@ -101,7 +116,7 @@ def _check_weights(name: str, info: ValidationInfo, *, is_folder: bool = False) 
 
 
 NAMES_FILE = AfterValidator(check_place)
-ProjectFile = Annotated[str, NAMES_FILE]  # or FILE.py:CALLABLE
+ProjectFile = Annotated[str, NAMES_FILE]  # or a callable
 FilePattern = Annotated[str, AfterValidator(_check_pattern)]
 ProjectFolder = Annotated[str, AfterValidator(partial(check_place, is_folder=True))]
 WeightsName = Annotated[str, AfterValidator(_check_weights)]  # or hf://…

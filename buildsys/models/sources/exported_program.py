@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_unflatten
 from buildsys.errors import StageError
 from buildsys.models.program_nodes import unknown_calls
 from buildsys.models.sources.source_module import ProgramInput, SourceModule, needs_gpu
-from buildsys.models.user_code import captured_frames, first_line, project_file, source_line
+from buildsys.models.user_code import first_line, project_file, source_line
 
 
 def make(source: Mapping[str, Any], project: Path) -> SourceModule:
@@ -51,11 +51,7 @@ def _check_operators(file: Path, name: str, project: Path) -> None:
     """
     lines: dict[str, str] = {}
     for call in unknown_calls(file):
-        elsewhere = [
-            f"{file}:{line}" for file, line in captured_frames(call.trace) if file[0] != "<"
-        ]
-        place = source_line(call.trace, project) or (elsewhere or [""])[-1]
-        lines.setdefault(call.operator, place)
+        lines.setdefault(call.operator, source_line(call.trace, project))
     if lines:
         calls = [f"{operator} ({line})" if line else operator for operator, line in lines.items()]
         raise StageError(

@@ -13,6 +13,7 @@ from onnx import TensorProto
 from buildsys.errors import StageError
 from buildsys.models.user_code import load_callable, project_file, reraise_as_stage_error
 from buildsys.onnx_graphs.onnx_file import load_model, refuse_expansion, tensors_of
+from buildsys.system.user_modules import split_reference
 
 
 def load_onnx(
@@ -45,5 +46,5 @@ def load_onnx(
 
 
 def is_callable(source: Mapping[str, Any]) -> bool:
-    """Check for FILE.py:CALLABLE."""
-    return ".py:" in source["onnx"]
+    """Check for a callable."""
+    return bool(split_reference(source["onnx"])[1])

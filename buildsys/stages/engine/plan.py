@@ -7,6 +7,7 @@ from buildsys.plan.action import Action, FileRef
 from buildsys.plan.custom_operators import NO_OPERATORS
 from buildsys.plan.graph_points import GraphPoint
 from buildsys.plan.model_plan import EnginePlan, ModelPlan
+from buildsys.system.user_modules import source_of
 
 
 def plan_engine(model: ModelPlan, engine: EnginePlan) -> Iterator[Action]:
@@ -56,7 +57,7 @@ def plan_engine(model: ModelPlan, engine: EnginePlan) -> Iterator[Action]:
         options=options,
         inputs={**engine.source, **nodes, **batches},
         outputs={**engine.loaded_operators.inputs, **engine.files, **cache},
-        sources=[function.rpartition(":")[0] for function in called],
+        sources=[*map(source_of, called)],
         weights=weights,
         after=(engine.source_target, *after),
         tools=tools,

@@ -22,6 +22,7 @@ from buildsys.backends.interface import (
 )
 from buildsys.errors import StageError, Unavailable
 from buildsys.manifest.exports import OTHER_EXPORTS
+from buildsys.models.user_code import located
 from buildsys.stages.common.remedies import explain_refusal
 from buildsys.stages.operators.implementation import implementation_of
 from buildsys.stages.search.result import read_kept_nodes
@@ -29,6 +30,7 @@ from buildsys.store.timing_caches import SharedTimingCache
 from buildsys.system.backend_registry import describe_backend
 from buildsys.system.compatibility import built_with
 from buildsys.system.files import sha256_of
+from buildsys.system.user_modules import source_of
 from buildsys.workers.job import Job, StageResult
 
 # settings for running on other machines
@@ -158,7 +160,7 @@ def _optional_figures(job: Job, request: BuildRequest) -> Figures:
 def _origin(job: Job, definition: Definition | None) -> dict[str, str]:
     """Digest what the engine was made from."""
     if definition is not None:
-        function = job.project / definition.function.rpartition(":")[0]
+        function = Path(located(source_of(definition.function), job.project).file)
         weights = [definition.weights] if definition.weights else []
         return {"definition_sha256": sha256_of(function, *weights)}
     name = "program_sha256" if "program" in job.inputs else "onnx_sha256"

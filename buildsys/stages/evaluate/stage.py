@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,12 @@ from buildsys.evaluation.metric import Metric, Records
 from buildsys.evaluation.metrics import load_metric
 from buildsys.evaluation.recording import Recorded, load_recorded, record, require_same_samples
 from buildsys.evaluation.statistics import judge, paired_interval, samples_needed
+from buildsys.models.user_code import located
 from buildsys.report.formatting import percent
 from buildsys.stages.bench.timed_engine import open_engine
 from buildsys.stages.evaluate.calibration import check_calibration
 from buildsys.stages.evaluate.result import ClassAccuracy, FlippedSample
+from buildsys.system.user_modules import source_of
 from buildsys.workers.job import Job, StageResult
 
 _MOST_FLIPS = 24
@@ -79,9 +82,9 @@ def _identity(job: Job, recorded: Recorded) -> str:
     options = job.options["evaluate"]
     own = options["metric"]
     functions = [own["python"] if isinstance(own, dict) else None, options["postprocess"]]
-    files = [job.project / name.rpartition(":")[0] for name in functions if name]
+    files = [located(source_of(name), job.project).file for name in functions if name]
     fields = [own, options["output"], options["postprocess"], options["classes"]]
-    parts = [json.dumps(fields).encode(), *(file.read_bytes() for file in files)]
+    parts = [json.dumps(fields).encode(), *(Path(file).read_bytes() for file in files)]
     parts.append("".join(recorded.digests).encode())
     return blake3(b"\0".join(parts)).hexdigest(16)
 

@@ -27,7 +27,7 @@ from buildsys.manifest.exports import (
     export_change,
 )
 from buildsys.models.program_nodes import captured_nodes
-from buildsys.models.user_code import describe_exception, install_hint, source_line
+from buildsys.models.user_code import describe_exception, import_hint, source_line
 from buildsys.onnx_graphs.older_opset import lower_opset
 from buildsys.onnx_graphs.onnx_file import INLINE_LIMIT, ONE_MESSAGE_LIMIT, first_line, load_model
 from buildsys.onnx_graphs.tensor_names import rename_tensors
@@ -247,9 +247,8 @@ def _export_failure(error: Exception, exporter: str, opset: int, project: Path) 
                 first_calls.setdefault(untranslated.overload, untranslated)
             return _untranslated_failure([*first_calls.values()], exporter, opset)
         if isinstance(cause, ModuleNotFoundError) and cause.name:
-            return StageError(
-                f"the {exporter} exporter needs the package {cause.name}", install_hint(cause)
-            )
+            problem = f"the {exporter} exporter needs the package {cause.name}"
+            return StageError(problem, import_hint(cause, project))
     problem = f"the {exporter} exporter failed at opset {opset}: "
     # what follows is a dump of the traced graph
     problem += describe_exception(causes[-1], project).partition(" [Caused by ")[0].rstrip()

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from buildsys.plan.action import Action
 from buildsys.plan.graph_points import size_ranges
 from buildsys.plan.model_plan import ModelPlan
+from buildsys.system.user_modules import source_of
 
 _REGISTRATIONS = ("symbolics", "translations")  # sections that add operators to an exporter
 # imported by the first dynamo export; saves 1.0 s of each later one
@@ -37,7 +38,7 @@ def plan_export(model: ModelPlan) -> Iterator[Action]:
         sections = {section: spec[section] for section in _REGISTRATIONS if spec[section]}
         options = {**model.network.options, "export": spec["export"], **sections}
         for entry in (entry for entries in sections.values() for entry in entries):
-            registered.append(entry.get("module") or entry["function"].rpartition(":")[0])
+            registered.append(entry.get("module") or source_of(entry["function"]))
         if dynamo := spec["export"]["exporter"] == "dynamo":
             libraries = ("onnxscript", "onnx-ir", "sympy")  # sympy names computed sizes
             options["ranges"] = size_ranges(model.exported)  # for guards on sizes

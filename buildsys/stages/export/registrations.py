@@ -4,12 +4,10 @@ Both exporters keep registrations in global registries and cannot forget them re
 be made only in a process that exports once.
 """
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -18,7 +16,7 @@ from torch.onnx._internal.torchscript_exporter.registration import registry
 
 from buildsys.backends.operator_support import load_symbolics
 from buildsys.errors import BuildsysError, StageError
-from buildsys.models.user_code import describe_exception, find_callable, load_module, module_name
+from buildsys.models.user_code import describe_exception, load_callable, load_module
 from buildsys.system.printable import did_you_mean
 
 _NEW = "torch.onnx._internal.torchscript_exporter"
@@ -39,17 +37,6 @@ class Registration:
     def described(self) -> str:
         """E.g. ``aten::asinh (plugins/symbolics/asinh.py:asinh, opset 9)``."""
         return f"{self.op} ({self.origin}{'' if self.opset is None else f', opset {self.opset}'})"
-
-
-def _function(reference: str, options: Mapping[str, Any], project: Path) -> Callable[..., Any]:
-    return find_callable(_module(reference.rpartition(":")[0], options, project), reference)
-
-
-def _module(file: str, options: Mapping[str, Any], project: Path) -> ModuleType:
-    """Load a file; a second execution of the network's would define its operators twice."""
-    if options["source"].get("python", "").startswith(f"{file}:"):
-        return sys.modules[module_name(file)]
-    return load_module(file, project)
 
 
 def _monitored(registration: Registration, project: Path, schema: str) -> Callable[..., Any]:
@@ -91,7 +78,7 @@ def make_translations(
     registrations = []
     for entry in options["translations"]:
         reference = entry["function"]
-        function, overload = _function(reference, options, project), _overload(entry["op"])
+        function, overload = load_callable(reference, project), _overload(entry["op"])
         registration = Registration(entry["op"], reference, function)
         if isinstance(function, OnnxFunction) and not (
             function.op_signature and function.op_signature.outputs
@@ -131,12 +118,12 @@ def register_symbolics(
     registrations: list[Registration] = []
     for entry in options["symbolics"]:
         if reference := entry["function"]:
-            opset, function = entry["opset"], _function(reference, options, project)
+            opset, function = entry["opset"], load_callable(reference, project)
             opset = opset or options["export"]["opset"]
             registrations.append(Registration(entry["op"], reference, function, opset))
             continue
         with collected_registrations(entry["module"]) as of_module:
-            _module(entry["module"], options, project)
+            load_module(entry["module"], project)
         if not (of_module or of_network):
             raise StageError(
                 f"{entry['module']} registers no symbolic when it is imported",

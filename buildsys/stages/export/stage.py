@@ -35,6 +35,7 @@ from buildsys.stages.export.result import ExportResult
 from buildsys.stages.export.shapes import Declared, settle_shapes
 from buildsys.stages.operators.local_functions import OF_PYTORCH, add_functions, pytorch_operators
 from buildsys.system.files import sha256_of
+from buildsys.system.user_modules import split_reference
 from buildsys.workers.job import Job, StageResult
 
 Port = Mapping[str, Any]  # name, dtype and shape in the file
@@ -138,7 +139,7 @@ def _export_network(
     if job.threads:
         torch.set_num_threads(job.threads)
     job.progress("building the network")
-    file = options["source"].get("python", "").rpartition(":")[0]
+    file, _ = split_reference(options["source"].get("python", ""))
     with registrations.collected_registrations(file) as of_network:
         network = make_network(options, job.project)
     registered: list[registrations.Registration] = []

@@ -11,6 +11,7 @@ from buildsys.errors import StageError
 from buildsys.models.user_code import find_object, first_line, load_module, reraise_as_stage_error
 from buildsys.onnx_graphs.onnx_file import STANDARD, all_nodes, nodes_of
 from buildsys.onnx_graphs.tensor_types import since_version
+from buildsys.system.user_modules import source_of
 
 _FUNCTIONS_IR_VERSION, _IR_VERSION = 8, 10  # the first with local functions, ours
 OF_PYTORCH = "is PyTorch's, left untranslated by export.operator_export_type; no backend runs it"
@@ -61,7 +62,7 @@ def load_functions(reference: str, project: Path) -> list[FunctionProto]:
 
     Raises: StageError: it raises, or is something else.
     """
-    target = find_object(load_module(reference.rpartition(":")[0], project), reference)
+    target = find_object(load_module(source_of(reference), project), reference)
     with reraise_as_stage_error(f"{reference} failed", project):
         if callable(target) and not hasattr(target, "to_function_proto"):
             target = target()

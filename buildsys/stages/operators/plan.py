@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from buildsys.plan.action import Action
 from buildsys.plan.model_plan import ModelPlan
 from buildsys.system.compilers import language_of, linker_of
+from buildsys.system.user_modules import source_of
 
 
 def plan_operators(model: ModelPlan) -> Iterator[Action]:
@@ -19,7 +20,7 @@ def plan_operators(model: ModelPlan) -> Iterator[Action]:
     native = any(
         flag.endswith("=native") for library in compiled for flag in library.get("flags", ())
     )
-    sources = [f.rpartition(":")[0] for named in functions.values() for f in named.values()]
+    sources = [source_of(f) for named in functions.values() for f in named.values()]
     for library in libraries.values():
         sources += library["sources"] if "sources" in library else [library["file"]]
     options = {"functions": functions, "libraries": {n: dict(e) for n, e in libraries.items()}}

@@ -120,7 +120,7 @@ def _refuse_untracked(source: str, dependencies: Path, flags: Sequence[str], pro
         for flag in flags
         if not flag.startswith(("-I", "-i"))
     ]
-    tracked = {*folders, *(path.resolve() for path in included_files(project / source))}
+    tracked = {root, *(path.resolve() for path in included_files(project / source))}
     for file in ((project / name).resolve() for name in filter(None, names)):
         if any(map(file.is_relative_to, folders)) and file not in tracked and file.exists():
             name = os.path.relpath(file, root)

@@ -7,6 +7,7 @@ from typing import Any
 from buildsys.plan.action import Action, FileRef
 from buildsys.plan.custom_operators import NO_OPERATORS
 from buildsys.plan.model_plan import ModelPlan
+from buildsys.system.user_modules import source_of
 
 _TABLES = ("parquet", "arrow", "dataset")
 _IMAGES = {"images", "folder", *_TABLES}
@@ -67,7 +68,7 @@ def evaluation_fields(model: ModelPlan, tools: tuple[str, ...]) -> dict[str, Any
     data, metric = section["data"], section["metric"]
     own = metric["python"] if isinstance(metric, dict) else None
     functions = [data.get("python"), own, section["postprocess"]]
-    sources = [*_files(data), *(name.rpartition(":")[0] for name in functions if name)]
+    sources = [*_files(data), *(source_of(name) for name in functions if name)]
     libraries = ["numpy", "pillow"] if _preprocess(model) else ["numpy"]
     libraries += ["pyarrow"] if any(kind in data for kind in _TABLES) else []
     libraries += ["python"] if any(functions) else []

@@ -80,9 +80,7 @@ def further_cases(
             apart = rounded_apart(resizes, spans, job.options["cases"])
             sizes += sizes_with(apart, spans, [*planned, *sizes])
             if is_large:
-                numbers = [
-                    (name, n) for n in code_numbers(original.module, job.project) for name in spans
-                ]
+                numbers = [(name, n) for n in code_numbers(original.module) for name in spans]
                 new = sizes_with(numbers, spans, [*planned, *sizes])
                 sizes += within_budget(new, elements, share, _MOST_NUMBERS)
     for name, dims in zip(options["sizes"], sizes, strict=False):

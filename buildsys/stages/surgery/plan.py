@@ -8,6 +8,7 @@ from buildsys.plan.action import Action
 from buildsys.plan.graph_points import changes_golden, size_ranges
 from buildsys.plan.model_plan import ModelPlan
 from buildsys.plan.network import data_files, image_tools
+from buildsys.system.user_modules import source_of
 
 _TOLERANCE = ("rtol", "cosine", "atol", "top1")
 
@@ -46,7 +47,7 @@ def _plan_steps(model: ModelPlan, when: str) -> Iterator[Action]:
     for step in steps:
         reference = step.get("reference") or {}
         callables = [step.get("function"), reference.get("python")]
-        files += [function.rpartition(":")[0] for function in callables if function]
+        files += [source_of(function) for function in callables if function]
         declared = [tensor["data"] for tensor in (step.get("inputs") or {}).values()]
         files += data_files((reference, *declared))
         data += declared

@@ -77,7 +77,7 @@ def _sizes(job: Job, original: Original) -> Iterator[Dims]:
     if spans and original.module is not None:
         from buildsys.models.code_numbers import code_numbers
 
-        numbers = code_numbers(original.module, job.project)
+        numbers = code_numbers(original.module)
         suggested += sizes_with([(name, n) for n in numbers for name in spans], spans, tested)
     drawn = draw_sizes(spans, suggested, job.options["seed"]) if spans else iter([{}])
     return cycle(chain(suggested, islice(drawn, job.options["count"])))

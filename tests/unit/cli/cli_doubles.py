@@ -139,6 +139,7 @@ def make_session(root: Path, *models: str, **fields: Any) -> tuple[BuildSession,
         for name in models or ("net",)
     }
     project = SimpleNamespace(
+        code=(),
         root=root,
         configs=root / "configs",
         build=root / "build",

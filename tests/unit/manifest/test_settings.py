@@ -44,10 +44,7 @@ def test_settings_name_the_folders(
     project = load_project(root)
     assert list(project.models) == ["net"]
     assert project.configs == root / "ml/my configs"
-    assert (project.build, project.code) == (
-        root / "ml/öut",
-        (root / "src", root.parent / "shared"),
-    )
+    assert (project.build, project.code) == (root / "ml/öut", ("src", "../shared"))
     monkeypatch.setenv("BUILDSYS_BUILD", "elsewhere")
     monkeypatch.setenv("BUILDSYS_CONFIGS", "others")
     project = empty_project(root)

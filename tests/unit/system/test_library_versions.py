@@ -86,12 +86,11 @@ def test_only_a_module_outside_of_library_folders_has_sources(
     site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(site, "kept_pack", files=("kept_pack/__init__.py",))
-    for name in ("loose_pack/__init__.py", "loose.py"):
+    for name in ("loose_pack/__init__.py", "loose.py", "loose_space/inner.py"):
         (tmp_path / "lib" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "lib" / name).write_text("")
     monkeypatch.syspath_prepend(tmp_path / "lib")
     assert versions.source_root("kept_pack") is None
-    assert (
-        versions.source_root("loose_pack") == versions.source_root("loose") == str(tmp_path / "lib")
-    )
+    for name in ("loose_pack", "loose", "loose_space"):
+        assert versions.source_root(name) == str(tmp_path / "lib")
     assert versions.source_root("no_such_module") is versions.source_root("sys") is None
