@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Iterable
@@ -16,6 +17,7 @@ DODO = "dodo.py"
 PROJECT = (
     f"a folder with {DODO} or {SETTINGS_FILE} of buildsys, or [tool.buildsys] in pyproject.toml"
 )
+_IMPORT = re.compile(rb"^\s*(from|import)\s+buildsys\b", re.MULTILINE)
 _started_in: list[Path] = []  # the folder of the user, once the project is another one
 
 
@@ -70,13 +72,16 @@ def find_project(folder: Path) -> Path | None:
 
 
 def is_project(folder: Path) -> bool:
-    """Check for settings, or a dodo file of buildsys, in contrast to another use of doit."""
+    """Check for settings, or a dodo file with our tasks."""
+    return has_own_dodo(folder) or has_settings(folder)
+
+
+def has_own_dodo(folder: Path) -> bool:
+    """Check for a dodo file that imports us, in contrast to another use of doit."""
     try:
-        if b"buildsys" in (folder / DODO).read_bytes():
-            return True
+        return bool(_IMPORT.search((folder / DODO).read_bytes()))
     except OSError:
-        pass
-    return has_settings(folder)
+        return False
 
 
 def enter_project() -> None:

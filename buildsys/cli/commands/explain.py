@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import Any
 
-from buildsys.cli.command import add_json, add_names, print_json
+from buildsys.cli.command import add_json, add_names, print_json, shown_path
 from buildsys.cli.console.rows import Row, format_table, print_rows, time_ago
 from buildsys.cli.session import BuildSession
 from buildsys.cli.target_names import ModelFilter, add_filter
@@ -158,7 +158,8 @@ def _search_lines(session: BuildSession, target: str) -> Iterator[str]:
         return
     for name in [name for name in session.needed([target]) if actions[name].stage == SEARCH][:1]:
         file = actions[name].outputs["result"].path
-        search = read_result(name, session.project.build / file, f"build/{file}", SearchResult)
+        path = session.project.build / file
+        search = read_result(name, path, shown_path(path), SearchResult)
         if search.status != PASSED:
             return
         yield f"{name}: {key_figure(SEARCH, search.content)}"

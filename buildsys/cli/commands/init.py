@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 
-from buildsys.cli.command import DODO, find_project, is_project, print_lines
+from buildsys.cli.command import DODO, find_project, has_own_dodo, is_project, print_lines
 from buildsys.errors import ManifestErrors, UsageError
 from buildsys.project.load import STATE_FOLDER, empty_project, load_project
 from buildsys.project.settings import SETTINGS_FILE
@@ -55,11 +55,16 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """Print what is written, then write it."""
-    root, contents, notes = Path.cwd(), _templates(_WORKFLOWS.get(options.ci, {})), list[str]()
-    next_step = "buildsys doctor"
-    if not (options.ci and is_project(root) and (empty_project(root).configs / "models").exists()):
-        new, notes = _new_project(root, options.configs)
-        contents, next_step = {**contents, **new}, f"buildsys build {_MODEL}"
+    root = Path.cwd()
+    if options.ci and is_project(root) and (empty_project(root).configs / "models").exists():
+        contents, notes, next_step = dict[str, bytes](), list[str](), "buildsys doctor"
+        build = os.path.relpath(empty_project(root).build, root)
+    else:
+        contents, notes, build = _new_project(root, options.configs)
+        next_step = f"buildsys build {_MODEL}"
+    recipes = _templates(_WORKFLOWS.get(options.ci, {}))
+    recipes = {n: text.replace(b"build/", f"{build}/".encode()) for n, text in recipes.items()}
+    contents = {**recipes, **contents}
     changed = {name: text for name, text in contents.items() if _read(root / name) != text}
     present = [n for n in changed if n != _GITIGNORE and os.path.lexists(root / n)]
     changed = {name: text for name, text in changed.items() if name not in present}
@@ -82,11 +87,11 @@ def run(options: Namespace) -> int:
     return 0
 
 
-def _new_project(root: Path, configs: str) -> tuple[dict[str, bytes], list[str]]:
-    """Choose folders; return the files of a project and notes on what is in the way.
+def _new_project(root: Path, configs: str) -> tuple[dict[str, bytes], list[str], str]:
+    """Choose folders; return files, notes on what is in the way, and the folder of outputs.
 
     The files that make the folder a project are the last.
-    Raises: UsageError: it is or belongs to one, or the folder ``configs`` has files of others.
+    Raises: UsageError: it is or belongs to one, or a folder that is named has files of others.
     """
     from buildsys.project.json_schema import schema_texts
 
@@ -98,6 +103,9 @@ def _new_project(root: Path, configs: str) -> tuple[dict[str, bytes], list[str]]
     if project:
         folders = empty_project(root)
         names = [os.path.relpath(folder, root) for folder in (folders.configs, folders.build)]
+        if not _takes_outputs(root, folders.build):
+            hint = f"name another folder as `build` in {SETTINGS_FILE} or pyproject.toml"
+            raise UsageError(f"files of other programs are in {names[1]}", hint)
     else:
         chosen = configs or os.environ.get("BUILDSYS_CONFIGS", "")
         names = [_manifest_folder(root, chosen, notes), _build_folder(root, notes)]
@@ -113,7 +121,7 @@ def _new_project(root: Path, configs: str) -> tuple[dict[str, bytes], list[str]]
         contents[_EDITOR] = settings.replace(b'"configs/', f'"{configs}/'.encode())
     if not has_dodo:
         contents |= _templates({"doit.cfg": "doit.cfg", DODO: "dodo.template"})
-    elif not is_project(root):
+    elif not has_own_dodo(root):
         notes += [f"keeps {DODO}; to have our tasks in it, add this line:"]
         notes += ["  from buildsys.dodo import task_targets"]
     if not project and (has_dodo or (configs, build) != (_CONFIGS[0], _BUILD[0])):
@@ -123,7 +131,7 @@ def _new_project(root: Path, configs: str) -> tuple[dict[str, bytes], list[str]]
         )
         text = "\n".join(("# Folders of buildsys, with its manifests and its outputs", *lines, ""))
         contents[SETTINGS_FILE] = text.encode()
-    return contents, notes
+    return contents, notes, build
 
 
 def _manifest_folder(root: Path, chosen: str, notes: list[str]) -> str:
@@ -158,21 +166,22 @@ def _takes_manifests(root: Path, folder: Path) -> bool:
 
 
 def _build_folder(root: Path, notes: list[str]) -> str:
-    """Choose the folder of outputs: a new or empty one, or that of an earlier project."""
-    for name in _BUILD:
-        folder = root / name
-        is_new = not os.path.lexists(folder)
-        if is_new or (folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir())):
-            break
-        if (root / STATE_FOLDER).is_dir() and not folder.is_symlink():
-            break
-        notes.append(f"{name}/ has files of other programs")
-    else:
+    """Choose the folder of outputs. Raises: UsageError: all have files of others."""
+    name = next((name for name in _BUILD if _takes_outputs(root, root / name)), "")
+    if not name:
         problem = f"files of other programs are in {', '.join(_BUILD)}"
         raise UsageError(problem, "rename one of these folders")
-    if notes and name != _BUILD[0]:
-        notes[-1] += f": outputs are in {name}/"
+    if name != _BUILD[0]:
+        notes.append(f"{_BUILD[0]}/ has files of other programs: outputs are in {name}/")
     return name
+
+
+def _takes_outputs(root: Path, folder: Path) -> bool:
+    """Check for a new or empty folder, or one of an earlier project."""
+    if not os.path.lexists(folder):
+        return True
+    is_folder = folder.is_dir() and not folder.is_symlink()
+    return is_folder and ((root / STATE_FOLDER).is_dir() or not any(folder.iterdir()))
 
 
 def _engines() -> list[str]:

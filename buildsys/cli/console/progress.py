@@ -238,6 +238,13 @@ class Display:
         if line.status == "failed" and line.log:
             self._print("", f"log: {line.log}")
 
+    def write(self, text: str) -> None:
+        """Print the text of another task of doit."""
+        if "_progress" in vars(self) and not self._closed.is_set():
+            self._progress.console.print(text, end="", soft_wrap=True)
+        else:
+            self._out.write(text)
+
     def warn(self, warning: str) -> None:
         """Print a warning, on a terminal above the running targets."""
         from buildsys.store.state_db import warn_on_stderr

@@ -64,6 +64,11 @@ class Reporter(ConsoleReporter):  # type: ignore[misc]  # doit has no type infor
         self._loading: threading.Thread | None = None
         self._signals = Signals(self.session.interrupt)
 
+    def write(self, text: str) -> None:
+        """Print what doit says about tasks that are not ours."""
+        with self._lock:
+            self._display.write(printable(text))
+
     def initialize(self, tasks: Mapping[str, Any], selected_tasks: Sequence[str]) -> None:
         """List all targets of this run, in plan order."""
         self._signals.catch()

@@ -195,6 +195,7 @@ class Doit:
         self.actions: dict[str, Callable[[], Any]] = {}
         self.reasons: dict[str, str] = {}
         self.models: tuple[str, ...] = ("net",)
+        self.others: dict[str, Callable[[], Any]] = {}  # creators of further tasks
         self.tags: dict[str, list[str]] = {}  # by model
         self.owners: dict[str, str] = {}  # by model
         self.flaky: dict[str, list[str]] = {}
@@ -227,6 +228,7 @@ class Doit:
         out = io.StringIO()  # doit's run keeps the stdout that it found when it was imported
         config = {**doit_config(self.session), "outfile": out}
         namespace = {"DOIT_CONFIG": config, "task_targets": ProjectTasks(self.session)}
+        namespace |= self.others
         backend = {"BACKEND": {"buildsys": "buildsys.cli.doit_backend:Backend"}}
         try:
             code = DoitMain(_NamespaceLoader(namespace), extra_config=backend).run([*arguments])

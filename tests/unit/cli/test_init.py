@@ -126,6 +126,7 @@ MOVE = "move it away, or run `buildsys init` in another folder and copy what is 
         ({}, ("--configs", "../x"), "../x is outside of this folder; name a folder in it"),
         ({"build/x": "", "build-engines": "", "buildsys-build/x": ""}, (),
          "files of other programs are in build, build-engines, buildsys-build; rename *"),
+        ({"buildsys.toml": "", "build/x": ""}, (), "files of other programs are in build; name *"),
         ({"pyproject.toml": "[tool.buildsys]\nconfigs = 1"}, (),
          "pyproject.toml:2: configs: expected the name of a folder; such as *"),
         ({}, ("models",),
@@ -162,7 +163,7 @@ def test_a_folder_of_a_project_is_no_place_for_another(
 HYDRA = {
     "configs/models/small.yaml": "_target_: app.Net\nmodel: {width: 3}\n",
     "build/CMakeCache.txt": "",
-    "dodo.py": "def task_hello():\n    return {'actions': ['echo hello']}\n",
+    "dodo.py": "# not buildsys\ndef task_hello():\n    return {'actions': ['echo hello']}\n",
     "doit.cfg": "[GLOBAL]\nbackend = json\n",
     ".vscode/settings.json": "{}",
     ".gitignore": "*.log\r\nbuild/",
@@ -180,7 +181,7 @@ def test_a_repository_keeps_its_files_and_names_other_folders(
         (root / name).write_bytes(text.encode())
     monkeypatch.chdir(root)
     before = tree(root)
-    code, plan = init("--dry-run")
+    code, plan = init("--dry-run", "--ci", "gitlab")
     assert (code, tree(root)) == (0, before)
     assert plan.splitlines()[:4] == [
         "configs/ has files of other programs: manifests are in inference/",
@@ -188,7 +189,7 @@ def test_a_repository_keeps_its_files_and_names_other_folders(
         "keeps dodo.py; to have our tasks in it, add this line:",
         "  from buildsys.dodo import task_targets",
     ]
-    code, out = init()
+    code, out = init("--ci", "gitlab")
     assert (code, out) == (
         0, f"{plan.replace('would write', 'writes')}next: buildsys build resnet18\n"
     )  # fmt: skip
@@ -197,6 +198,7 @@ def test_a_repository_keeps_its_files_and_names_other_folders(
     assert (root / ".gitignore").read_bytes() == (
         ignored + b"\r\n/build-engines/\r\n/.buildsys/\r\n__pycache__/\r\n"
     )
+    assert "paths: [build-engines/nightly/, " in (root / ".gitlab-ci.yml").read_text()
     project = load_project(root)
     assert (project.configs, project.build) == (root / "inference", root / "build-engines")
     assert list(project.models) == ["resnet18"]

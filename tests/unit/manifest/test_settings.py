@@ -136,3 +136,11 @@ def test_two_files_with_settings_are_refused(root: Path) -> None:
         empty_project(root)
     sentence = "pyproject.toml:2: buildsys.toml has settings, too; keep one of the two"
     assert str(caught.value) == sentence
+
+
+def test_an_unreadable_file_stops_only_a_project(root: Path) -> None:
+    (root / "pyproject.toml").symlink_to("pyproject.toml")  # a loop
+    assert not is_project(root)
+    (root / "dodo.py").write_text("from buildsys.dodo import task_targets\n")
+    with pytest.raises(ManifestError, match=r"^pyproject.toml: cannot read the file: too many"):
+        empty_project(root)
