@@ -49,10 +49,10 @@ class Runner:
     cache: Path
     printed: str = ""
 
-    def check_out(self, revision: str) -> None:
+    def check_out(self, revision: str = "origin/main") -> None:
         if not self.work.exists():
             self.shell(f"git clone -q {self.origin} {self.work}", self.origin)
-        self.shell(f"git fetch -q && git checkout -q {revision} && git clean -qffdx -e .venv")
+        self.shell(f"git fetch -q && git reset -q --hard {revision} && git clean -qffdx -e .venv")
 
     def shell(self, script: str, folder: Path | None = None, shell: str = "bash -e") -> int:
         """Run a script, append its output to ``printed`` and return its exit code."""
@@ -145,7 +145,7 @@ def run_gitlab(runner: Runner, recipe: Path, name: str, variables: Mapping[str, 
     pipeline: dict[str, Any] = yaml.safe_load(recipe.read_text())
     job = {**pipeline["default"], **pipeline[name]}
     runner.environment |= {**variables, **{k: str(v) for k, v in pipeline["variables"].items()}}
-    runner.check_out("main")
+    runner.check_out()
     runner.restore(job["cache"]["paths"])
     code = runner.shell("\n".join([*job["before_script"], *job["script"]]))
     runner.shell("\n".join(job.get("after_script", [])))

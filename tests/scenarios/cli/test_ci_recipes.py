@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs
@@ -84,7 +85,7 @@ def nightly_states(runner: Runner) -> set[str]:
 
 def test_github_builds_every_night_and_keeps_the_store(runner: Runner) -> None:
     recipe, summary = RECIPES / "github-nightly.yml", Path(runner.environment["COMMENTS"])
-    context = {"github.run_id": "1", "github.run_attempt": "1", "github.sha": "main"}
+    context = {"github.run_id": "1", "github.run_attempt": "1", "github.sha": "origin/main"}
     assert run_github(runner, recipe, context) == 0, runner.printed
     assert (runner.work / ".venv/bin/buildsys").exists()
     assert nightly_states(runner) <= {"passed", "noisy"}
@@ -124,7 +125,7 @@ def test_github_builds_what_a_pull_request_changes_and_comments_the_table(runner
     assert run_github(runner, recipe, context) == 1, runner.printed
     cases = ElementTree.parse(runner.work / "build/junit.xml").findall(".//testcase[failure]")
     assert {case.get("name") for case in cases} == {"gate:a:ort"}
-    assert "7 restored, 1 failed, 1 not run" in comment.read_text()
+    assert "1 failed, 1 not run" in comment.read_text()
 
 
 class Notes(BaseHTTPRequestHandler):
@@ -153,28 +154,42 @@ def gitlab() -> Iterator[tuple[str, list[tuple[str, str, str]]]]:
     server.server_close()
 
 
+@contextmanager
+def pushed(runner: Runner, added: str) -> Iterator[str]:
+    """Commit lines of the manifest for a while; yield the revision before."""
+    base = git(runner.origin, "rev-parse", "main").strip()
+    with (runner.origin / "configs/models/a.yaml").open("a") as manifest:
+        manifest.write(added)
+    git(runner.origin, "commit", "-qam", "change")
+    yield base
+    git(runner.origin, "revert", "-n", "HEAD")
+    git(runner.origin, "commit", "-qm", "revert")
+
+
 @pytest.mark.skipif(not shutil.which("curl"), reason="needs curl")
 def test_gitlab_builds_every_night_and_comments_merge_requests(
     runner: Runner, gitlab: tuple[str, list[tuple[str, str, str]]]
 ) -> None:
     recipe, (url, notes) = RECIPES / "gitlab-ci.yml", gitlab
     assert run_gitlab(runner, recipe, "nightly", {}) == 0, runner.printed
-    assert nightly_states(runner) == {"restored"}
+    nightly_states(runner)
     variables = {
-        "CI_MERGE_REQUEST_DIFF_BASE_SHA": git(runner.origin, "rev-parse", "main").strip(),
         "CI_API_V4_URL": url,
         "CI_PROJECT_ID": "3",
         "CI_MERGE_REQUEST_IID": "7",
         "COMMENT_TOKEN": "secret",
     }
-    assert run_gitlab(runner, recipe, "changed", variables) == 0, runner.printed
+    with pushed(runner, "gates: {size: {limit: 1MB}}\n") as base:
+        variables["CI_MERGE_REQUEST_DIFF_BASE_SHA"] = base
+        assert run_gitlab(runner, recipe, "changed", variables) == 0, runner.printed
     ((path, token, body),) = notes
     assert (path, token) == ("/api/v4/projects/3/merge_requests/7/notes", "secret")
     assert body == (runner.work / "build/summary.md").read_text()
+    assert "2 passed, 7 restored" in body
 
 
 def test_cron_builds_what_was_pushed_and_mails_failures_only(runner: Runner) -> None:
-    runner.check_out("main")
+    runner.check_out()
     *_, project, entry = (RECIPES / "nightly.cron").read_text().splitlines()
     command = entry.split(maxsplit=5)[5].replace("$PROJECT", str(runner.work))
     assert project == "PROJECT=/srv/models"
@@ -182,21 +197,23 @@ def test_cron_builds_what_was_pushed_and_mails_failures_only(runner: Runner) -> 
     runner.printed = ""
     assert (runner.shell(command, shell="sh"), runner.printed) == (0, "")
     nightly_states(runner)
-    with (runner.origin / "configs/models/a.yaml").open("a") as manifest:
-        manifest.write("gates: {size: {limit: 1kB}}\n")
-    git(runner.origin, "commit", "-qam", "change")
-    runner.shell(command, shell="sh")
-    git(runner.origin, "revert", "-n", "HEAD")
-    git(runner.origin, "commit", "-qm", "revert")
+    with pushed(runner, "gates: {size: {limit: 1kB}}\n"):
+        runner.shell(command, shell="sh")
     assert re.search(r"^failed +gate:a:ort", runner.printed, re.MULTILINE)
 
 
 def test_systemd_builds_what_was_pushed(runner: Runner, tmp_path: Path) -> None:
-    runner.check_out("main")
+    runner.check_out()
     names = ("buildsys-nightly.service", "buildsys-nightly.timer")
     for name in names:
         text = (RECIPES / name).read_text().replace("/srv/models", str(runner.work))
         (tmp_path / name).write_text(text)
+    unit = (tmp_path / names[0]).read_text()
+    commands = re.findall(r"^ExecStart(?:Pre)?=(.*)$", unit, re.MULTILINE)
+    for command in commands:
+        text = command.replace("/usr/bin/python3", "python3")  # this machine's, see `machine`
+        assert runner.shell(text, shell="sh") == 0, runner.printed
+    nightly_states(runner)
     if shutil.which("systemd-analyze"):
         verify = [
             "systemd-analyze",
@@ -206,12 +223,6 @@ def test_systemd_builds_what_was_pushed(runner: Runner, tmp_path: Path) -> None:
         ]
         done = subprocess.run(verify, capture_output=True, text=True)
         assert (done.returncode, str(tmp_path) in done.stderr) == (0, False), done.stderr
-    unit = (tmp_path / names[0]).read_text()
-    commands = re.findall(r"^ExecStart(?:Pre)?=(.*)$", unit, re.MULTILINE)
-    for command in commands:
-        text = command.replace("/usr/bin/python3", "python3")  # this machine's, see `machine`
-        assert runner.shell(text, shell="sh") == 0, runner.printed
-    nightly_states(runner)
 
 
 def test_the_hook_checks_the_files_of_a_commit(ready_built: ReadyProject) -> None:
