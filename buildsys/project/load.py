@@ -211,11 +211,16 @@ def broken_manifests(project: Project, name: str) -> dict[str, Sequence[Manifest
     """Find the broken manifests that may declare a model of a typed name or pattern."""
     words = name.split(":")
     return {
-        file: errors
-        for file, errors in project.broken.items()
-        for declared in (file, *_declared_names(project.root / file))
+        file: project.broken[file]
+        for declared, file in names_of_broken(project).items()
         if any(fnmatchcase(declared, word) or fnmatchcase(word, declared) for word in words)
     }
+
+
+def names_of_broken(project: Project) -> dict[str, str]:
+    """List names, and patterns of names, that broken manifests may declare, with the file."""
+    files = project.broken
+    return {name: file for file in files for name in (file, *_declared_names(project.root / file))}
 
 
 def _declared_names(file: Path) -> list[str]:

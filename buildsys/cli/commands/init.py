@@ -37,6 +37,7 @@ _WORKFLOWS = {
     "gitlab": {".gitlab-ci.yml": "gitlab-ci.yml"},
 }
 _MOST_FILES = 3
+_HAS_OTHERS = "has files of other programs"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -66,20 +67,20 @@ def run(options: Namespace) -> int:
     recipes = {n: text.replace(b"build/", f"{build}/".encode()) for n, text in recipes.items()}
     contents = {**recipes, **contents}
     changed = {name: text for name, text in contents.items() if _read(root / name) != text}
-    present = [n for n in changed if n != _GITIGNORE and os.path.lexists(root / n)]
+    present = [name for name in changed if _is_taken(root, name)]
     changed = {name: text for name, text in changed.items() if name not in present}
     if present and not changed:
         hint = "move it away, or run `buildsys init` in another folder and copy what is missing"
         listed = first_names(present, _MOST_FILES)
         raise UsageError(f"nothing was written, as these files exist: {listed}", hint)
     verb = "would write" if options.dry_run else "writes"
-    lines = [*notes, *(f"keeps {name}, which exists" for name in present)]
+    lines = [*notes, *(f"keeps {name}: it exists, or is behind a link" for name in present)]
     print_lines([*lines, *(f"{verb} {name}" for name in changed)])
     if options.dry_run:
         return 0
     try:
         for name, text in changed.items():
-            replace_file((root / name).resolve(), text)
+            replace_file(root / name, text)
     except OSError as error:
         problem = f"cannot write {error.filename or root}: {(error.strerror or '').lower()}"
         raise UsageError(problem, "run `buildsys init` again, it writes the rest") from None
@@ -139,21 +140,43 @@ def _manifest_folder(root: Path, chosen: str, notes: list[str]) -> str:
     chosen = chosen and os.path.relpath(os.path.normpath(root / chosen), root)
     if Path(chosen).parts[:1] == (os.pardir,):
         raise UsageError(f"{chosen} is outside of this folder", "name a folder in it")
-    names = [chosen] if chosen else _CONFIGS
-    name = next((name for name in names if _takes_manifests(root, root / name)), "")
+    names, present = [chosen] if chosen else _CONFIGS, {path.name for path in root.iterdir()}
+    free = [name for name in names if _takes_manifests(root, root / name)]
+    is_package = not chosen and _finds_packages(root)
+    name = next((n for n in free if not (is_package and n.isidentifier() and n not in present)), "")
     if not name:
         problem = f"files of other programs are in {', '.join(names)}"
         raise UsageError(problem, "name another folder with --configs")
     if name != names[0]:
-        notes.append(f"{names[0]}/ has files of other programs: manifests are in {name}/")
+        why = "would be a package for setuptools" if names[0] in free else _HAS_OTHERS
+        notes.append(f"{names[0]}/ {why}: manifests are in {name}/")
     return name
+
+
+def _finds_packages(root: Path) -> bool:
+    """Check whether setuptools would take a new folder for a second package, and stop.
+
+    It looks for packages by itself without `packages` in its settings and without a folder src.
+    """
+    files = (_read(root / name) or b"" for name in ("pyproject.toml", "setup.py", "setup.cfg"))
+    text = b"".join(files)
+    is_distribution = b"[project]" in text or b"setup(" in text or b"[metadata]" in text
+    is_other = b"build-backend" in text and b"setuptools" not in text
+    return is_distribution and not (is_other or b"packages" in text or (root / "src").is_dir())
+
+
+def _is_taken(root: Path, name: str) -> bool:
+    """Check for a file that is not ours to write, such as one in a linked folder."""
+    path = root / name
+    is_linked = any(part.is_symlink() for part in (path, *path.parents) if root in part.parents)
+    return is_linked or (name != _GITIGNORE and os.path.lexists(root / name))
 
 
 def _takes_manifests(root: Path, folder: Path) -> bool:
     """Check that a folder has no files that would be read as manifests, or only right ones."""
     if not os.path.lexists(folder):
         return True
-    if not folder.is_dir():
+    if not folder.is_dir() or folder.is_symlink():
         return False
     read = [folder / name for name in ("models", "project.yaml", "engines.yaml")]
     if not any(map(os.path.lexists, read)):
@@ -172,7 +195,7 @@ def _build_folder(root: Path, notes: list[str]) -> str:
         problem = f"files of other programs are in {', '.join(_BUILD)}"
         raise UsageError(problem, "rename one of these folders")
     if name != _BUILD[0]:
-        notes.append(f"{_BUILD[0]}/ has files of other programs: outputs are in {name}/")
+        notes.append(f"{_BUILD[0]}/ {_HAS_OTHERS}: outputs are in {name}/")
     return name
 
 

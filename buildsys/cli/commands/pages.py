@@ -12,6 +12,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from functools import partial
 from io import BytesIO
 from itertools import islice, zip_longest
@@ -36,7 +37,7 @@ from buildsys.history.compare import machine_differences
 from buildsys.history.database import History, history_file
 from buildsys.history.recorder import machine_id
 from buildsys.plan.action import Action
-from buildsys.project.load import Project, broken_manifests
+from buildsys.project.load import Project, names_of_broken
 from buildsys.project.plan import model_of
 from buildsys.report.formatting import first_names
 from buildsys.report.html.figures import EngineHistory, PastBuild
@@ -143,7 +144,7 @@ def write_pages(
                 row = base64.b64encode(adapter(IndexRow).dump_json(index_row(page))).decode()
                 text = f"{render_model(page)}{_ROW}{row} -->\n"
                 replace_file(folder / page_name(model), text.encode())
-    return _write_index(folder, partial(_marked, project))
+    return _write_index(folder, partial(_marked, project, names_of_broken(project)))
 
 
 def remove_pages(session: BuildSession, models: Collection[str], *, dry_run: bool) -> list[Path]:
@@ -155,18 +156,21 @@ def remove_pages(session: BuildSession, models: Collection[str], *, dry_run: boo
     refuse_links(session.project.build, [f"{FOLDER}/{INDEX}"])
     pages = [path for model in models if (path := folder / page_name(model)).is_file()]
     if pages and not dry_run:
+        project, names = session.project, names_of_broken(session.project)
         _write_index(
-            folder, lambda row: None if row.model in models else _marked(session.project, row)
+            folder, lambda row: None if row.model in models else _marked(project, names, row)
         )
     return pages
 
 
-def _marked(project: Project, row: IndexRow) -> IndexRow | None:
+def _marked(project: Project, names: Mapping[str, str], row: IndexRow) -> IndexRow | None:
     """Mark the row of a broken manifest; None for a model that has no manifest."""
     if row.model in project.models:
         return row
-    for errors in broken_manifests(project, row.model).values():
-        return replace(row, status=BROKEN, text=f"{errors[0]}; the last build is shown")
+    patterns = (name for name in names if "*" in name and fnmatchcase(row.model, name))
+    if file := names.get(row.model) or names.get(next(patterns, "")):
+        text = f"{project.broken[file][0]}; the last build is shown"
+        return replace(row, status=BROKEN, text=text)
     return row if project.broken else None  # perhaps a name that cannot be read
 
 

@@ -207,6 +207,9 @@ def test_a_repository_keeps_its_files_and_names_other_folders(
     assert tree(root) == after
 
 
+FLAT = "[project]\nname = 'x'\n"
+
+
 @pytest.mark.parametrize(
     ("files", "variable", "arguments", "folders"),
     [
@@ -221,6 +224,16 @@ def test_a_repository_keeps_its_files_and_names_other_folders(
         ({}, "ml/my configs", (), ("ml/my configs", "build")),
         ({}, "ml", ("--configs", "öl/"), ("öl", "build")),
         ({"pyproject.toml": "[tool.buildsys]\nconfigs = 'a'\nbuild = 'b'"}, "", (), ("a", "b")),
+        ({"pyproject.toml": FLAT, "app/x.py": ""}, "", (), ("buildsys-configs", "build")),
+        ({"setup.py": "setup(name='x')"}, "", (), ("buildsys-configs", "build")),
+        ({"setup.py": "setup(name='x')"}, "", ("--configs", "conf"), ("conf", "build")),
+        ({"pyproject.toml": FLAT, "configs/x.yaml": ""}, "", (), ("configs", "build")),
+        ({"pyproject.toml": FLAT, "src/x.py": ""}, "", (), ("configs", "build")),
+        ({"pyproject.toml": f"{FLAT}[tool.setuptools]\npackages = ['x']"}, "", (),
+         ("configs", "build")),
+        ({"pyproject.toml": f"{FLAT}[build-system]\nbuild-backend = 'hatchling.build'"}, "", (),
+         ("configs", "build")),
+        ({"pyproject.toml": "[tool.ruff]"}, "", (), ("configs", "build")),
     ],
 )  # fmt: skip
 def test_folders_are_chosen_by_what_is_there(
@@ -245,6 +258,21 @@ def test_folders_are_chosen_by_what_is_there(
     assert f'"{folders[0]}/models/*.yaml"' in (tmp_path / ".vscode/settings.json").read_text()
     for name, text in files.items():
         assert text is None or (tmp_path / name).read_text() == text
+
+
+def test_nothing_is_written_through_a_link(init: Init, tmp_path: Path) -> None:
+    root, elsewhere = tmp_path, tmp_path.with_name(f"{tmp_path.name}-elsewhere")
+    for name in ("configs", "build", ".vscode"):
+        (elsewhere / name).mkdir(parents=True)
+        (root / name).symlink_to(elsewhere / name)
+    (elsewhere / "ignored").write_text("*.log\n")
+    (root / ".gitignore").symlink_to(elsewhere / "ignored")
+    before = tree(elsewhere)
+    code, out = init()
+    assert (code, tree(elsewhere)) == (0, before)
+    assert "keeps .vscode/settings.json: it exists, or is behind a link\n" in out
+    project = load_project(root)
+    assert (project.configs, project.build) == (root / "inference", root / "build-engines")
 
 
 def test_a_failure_in_the_middle_is_completed_by_the_next_run(
