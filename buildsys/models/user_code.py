@@ -127,7 +127,13 @@ def load_module(source: str, project: Path) -> ModuleType:
         other = display_name(hidden_by, project)
         problem = f"{title} is not {display_name(place.file, project)}, which {other} hides"
         raise StageError(problem, "rename the package, or name the file")
-    return _load_privately(place.file, title, project)
+    try:
+        return _load_privately(place.file, title, project)
+    except StageError as error:
+        if place.name and _is_relative_import(error.__cause__):
+            hint = f"rename its package, which {display_name(hidden_by, project)} hides"
+            raise StageError(error.problem, hint) from error.__cause__
+        raise
 
 
 def located(source: str, project: Path) -> UserModule:
@@ -224,7 +230,7 @@ def reraise_as_stage_error(what: str, project: Path) -> Iterator[None]:
         yield
     except BuildsysError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         problem = f"{what}: {describe_exception(error, project)}"
         raise StageError(problem, import_hint(error, project)) from error
 
@@ -240,8 +246,10 @@ def import_library(name: str, project: Path) -> Any:
 
 def import_hint(error: BaseException, project: Path) -> str:
     """Find the next step for a failed import: a setting, a name, a pip command, or ""."""
-    if isinstance(error, ImportError) and "relative import" in str(error):
+    if _is_relative_import(error):
         return "name it as Python imports it from the project, package.module:NAME"
+    if isinstance(error, SystemExit):
+        return 'put what only a script does below `if __name__ == "__main__":`'
     top = _missing_module(error)
     if not top:
         return ""
@@ -258,6 +266,11 @@ def import_hint(error: BaseException, project: Path) -> str:
                 f'{inside}/ has it: write code = ["{inside}"] in [tool.buildsys] of pyproject.toml'
             )
     return _pip_command(top)
+
+
+def _is_relative_import(error: BaseException | None) -> bool:
+    """Check for a relative import in a module that is in no package."""
+    return isinstance(error, ImportError) and "relative import" in str(error)
 
 
 def _missing_module(error: BaseException) -> str:

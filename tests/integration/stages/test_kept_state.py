@@ -63,9 +63,9 @@ class Net(nn.Module):
 """
 
 
-def run(folder: Path, body: str) -> list[dict[str, Any]]:
-    (folder / "net.py").write_text(HEAD + indent(dedent(body), " " * 8) + "\n")
-    spec = manifest(source={"python": "net.py:Net"})
+def run(folder: Path, body: str, file: str = "net.py") -> list[dict[str, Any]]:
+    (folder / file).write_text(HEAD + indent(dedent(body), " " * 8) + "\n")
+    spec = manifest(source={"python": f"{file}:Net"})
     doubts = reference.run(stage_job("reference", spec, folder, folder)).figures["doubts"]
     return [doubt for doubt in doubts if doubt["kind"] == "state"]
 
@@ -93,6 +93,12 @@ def run(folder: Path, body: str) -> list[dict[str, Any]]:
 def test_changed_state_is_named(tmp_path: Path, body: str, changed: str) -> None:
     [doubt] = run(tmp_path, body)
     assert f"forward changes {changed}" in doubt["text"]
+
+
+def test_changed_state_outside_of_the_project_is_named(tmp_path: Path) -> None:
+    (tmp_path / "project").mkdir()
+    [doubt] = run(tmp_path / "project", "CALLS.append(1)\nreturn x", "../net.py")
+    assert "forward changes CALLS (../net.py)" in doubt["text"]
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,9 @@ def test_a_module_can_be_imported_by_name_while_it_runs(project: Path) -> None:
          "importing net.py failed: SyntaxError: invalid syntax (net.py:2)"),
         ("\n\nraise KeyError('w')", "net.py:make",
          "importing net.py failed: KeyError: 'w' (net.py:3)"),
+        ("raise SystemExit(2)", "net.py:make",
+         "importing net.py failed: SystemExit: 2 (net.py:1); put what only a script does below `if"
+         ' __name__ == "__main__":`'),
         ("import no_such_thing", "net.py:make",
          "importing net.py failed: ModuleNotFoundError: No module named 'no_such_thing'"
          " (net.py:1); pip install no_such_thing"),
@@ -110,6 +113,7 @@ PACKAGES = {
     "pytest/net.py": "from own_app.base import Base\nfrom block import VALUE\n"
     "class Net(Base): value = VALUE\n",
     "pytest/block.py": "VALUE = 7",
+    "pytest/relative.py": "from .block import VALUE",
     "main.py": "from own_app.base import Base\nclass Net(Base): value = 8\n"
     "if __name__ == '__main__':\n  raise SystemExit\n",
 }  # fmt: skip
@@ -144,6 +148,9 @@ def test_a_class_exists_once_however_its_module_is_named(project: Path) -> None:
         f"pytest.net is not pytest/net.py, which {library} hides; rename the package, or name the"
         " file"
     )
+    with pytest.raises(StageError) as error:
+        load_callable("pytest/relative.py:Net", project)
+    assert error.value.hint == f"rename its package, which {library} hides"
     with pytest.raises(StageError, match=r"there is no module own_app.nets.no; name its file, "):
         load_callable("own_app.nets.no:Net", project)
 
