@@ -109,7 +109,7 @@ def fold(text: str, most: int = LONGEST_REASON) -> tuple[str, str]:
     line = " ".join(text.split())
     if len(line) <= most:
         return line, ""
-    room, least = line[: most - 2], most // 2  # " …" marks the cut
+    room, least = line[: most - 2], most * 2 // 3  # " …" marks the cut
     ends = [match.end() for match in re.finditer(" ", room)]
     ends = [end for end in ends if room[:end].count("`") % 2 == 0]
     late = [end for end in ends if end > least]

@@ -75,7 +75,9 @@ class ConsoleLine:
     @property
     def sentence(self) -> str:
         """Its reason, with the remedy if there is room."""
-        return fold(with_hint(self.reason, self.hint).partition("\n")[0])[0]
+        reason = self.reason.partition("\n")[0]
+        text, rest = fold(with_hint(reason, self.hint))
+        return fold(reason)[0] if rest or "\n" in self.hint else text
 
     @property
     def activity(self) -> str:
@@ -233,10 +235,11 @@ class Display:
             self._progress.remove_task(self._tasks.pop(line.target))
         word = "done" if line.status == "passed" else line.status
         self._print(word, line.target, line.took, line.sentence or line.figure)
-        for detail in () if line.hint in line.sentence else line.hint.splitlines():
-            self._print("", fold(detail)[0])  # whole at the end of the run
-        if line.status == "failed" and line.log:
-            self._print("", f"log: {line.log}")
+        if line.status == "failed":  # the end of the run has all remedies
+            is_whole = line.hint in line.sentence
+            details = [] if is_whole else [fold(hint)[0] for hint in line.hint.splitlines()]
+            for detail in (*details, *([f"log: {line.log}"] if line.log else [])):
+                self._print("", detail)
 
     def write(self, text: str) -> None:
         """Print the text of another task of doit."""

@@ -221,7 +221,7 @@ def trend(builds: Sequence[PastBuild]) -> tuple[Markup, Table] | None:
         parts = [build.started[:16].replace("T", " "), build.commit, NOISY * build.is_noisy]
         parts += [f"accepted: {build.accepted}"] if build.accepted else []
         label, text = " ".join(filter(None, parts)), q.latency(value, noisy=build.is_noisy)
-        interval = build.interval_ms
+        interval = build.interval_ms if value else None
         rows.append((label, text, q.interval(interval, noisy=build.is_noisy), build.mark))
         title = f"{label}: {f'{text} ms' if value else 'failed'}"
         drawn = (interval or ()) if value else ()
@@ -270,7 +270,8 @@ class ChartMark:
 
 def trend_line(marks: Sequence[ChartMark], label: str, unit: str, height: int = _HEIGHT) -> Markup:
     """Draw finite values in order over levels; failures are at the bottom."""
-    ends = [end for mark in marks for end in (mark.value, *mark.interval) if end is not None]
+    drawn = [(mark.value, *(() if mark.is_faint else mark.interval)) for mark in marks]
+    ends = [end for values in drawn for end in values if end is not None]
     span = (max(ends) - min(ends)) or abs(max(ends)) * 0.1 or 1.0
     low, high = min(ends) - span * _MARGIN, max(ends) + span * _MARGIN
 

@@ -153,6 +153,29 @@ def test_warnings_of_targets_that_ran_follow_the_table(
     assert "earlier run" not in out.getvalue()
 
 
+REASON = "the median is only known within ±30 %, and " * 4
+REMEDY = "`buildsys build --remeasure net` measures again"
+
+
+def test_a_long_reason_is_folded_and_remedies_of_several_targets_are_repeated_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    session, _ = make_session(tmp_path)
+    lines = [*map(line_of(session), ("bench:net:ort", "bench:net:rtx"))]
+    for one in lines:
+        one.status, one.seconds, one.reason, one.hint = "noisy", 1.0, REASON, REMEDY
+    out = io.StringIO()
+    Display(out, {}).ended(lines[0])
+    (line,) = out.getvalue().splitlines()
+    assert line.startswith("noisy        bench:net:ort  1.00 s  the median is only known")
+    assert (line[-1], len(line) < 170) == ("…", True)
+    print_summary(out, session, lines)
+    *_, closing, total = out.getvalue().splitlines()
+    assert closing == f"noisy        bench:net:ort, bench:net:rtx: {REMEDY}"
+    assert total.startswith("2 noisy in")
+
+
 def test_failures_follow_the_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     session, _ = make_session(tmp_path)

@@ -1,5 +1,6 @@
 import math
 import re
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
@@ -90,6 +91,11 @@ def test_a_trend_shows_failures_noise_and_changes_of_the_environment() -> None:
         ("2026-11-20 noisy", "2.1"),
     ]  # fmt: skip
     assert figures.trend(builds[1:3]) is None
+    wide = replace(builds[3], figures={**builds[3].figures, "latency_interval_ms": [0.1, 90.0]})
+    again = figures.trend([*builds[:3], wide])
+    assert again is not None
+    circles = [circle.attrib["cy"] for circle in parsed(again[0]).iter("circle")]
+    assert [float(cy) for cy in circles] == heights  # a noisy interval does not set the scale
     long = figures.trend([build(1, 2.0)] * 40)
     assert long is not None
     assert (len(long[1].rows), long[1].notes[0][:22]) == (30, "The last 30 of 40 buil")
