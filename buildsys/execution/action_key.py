@@ -32,7 +32,7 @@ from buildsys.system.files import (
     sha256_of,
     short_digest,
 )
-from buildsys.system.weight_names import INDEX_SUFFIX, shards_of
+from buildsys.system.weight_names import is_index, shards_of
 
 SCHEMA = "buildsys/action/3"  # bump when the meaning of any part changes
 NEEDS = "needs:machine"  # what this machine lacks; nothing if it meets all needs
@@ -225,7 +225,7 @@ class KeyBuilder:
     def _shards(self, name: str) -> list[str]:
         """List the other files of weights with an index."""
         path = path_of(self._project, name)
-        if not name.endswith(INDEX_SUFFIX) or (digest := self._digests.digest(path)) is None:
+        if not is_index(name) or (digest := self._digests.digest(path)) is None:
             return []
         text = self._texts.get(cached := f"shards/1:{digest.digest}")
         if text is None:

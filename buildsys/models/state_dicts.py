@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from buildsys.errors import StageError
+from buildsys.models.saved_objects import module_tensors
 
 COUNTER = "num_batches_tracked"  # only training needs it
 _LISTED_NAMES = 3
@@ -146,11 +147,13 @@ def _refuse_several(keys: Sequence[str], title: str) -> None:
 
 def state_maps(loaded: State, path: str = "", depth: int = 0) -> Iterator[tuple[str, State]]:
     """Yield the maps with tensors by their path, ``loaded`` first."""
-    named = {str(name): value for name, value in loaded.items()}
+    # a file may replace a method of a dictionary
+    plain = loaded if isinstance(loaded, dict) else {**loaded}
+    named = module_tensors(loaded) or {str(name): value for name, value in dict.items(plain)}
     if not depth or any(isinstance(value, torch.Tensor) for value in named.values()):
         yield path, named
     for name, value in named.items():
-        if isinstance(value, Mapping) and depth < _MOST_NESTED:
+        if isinstance(value, dict) and depth < _MOST_NESTED:
             yield from state_maps(value, f"{path}.{name}" if path else name, depth + 1)
 
 

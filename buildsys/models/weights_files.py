@@ -6,17 +6,15 @@ Neither format executes code. Files of the Hub are at a commit, in its own cache
 import os
 import pickle
 import re
-from argparse import Namespace
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from pathlib import Path, PosixPath
+from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import nn
 
 from buildsys.errors import StageError
+from buildsys.models.saved_objects import stand_ins
 from buildsys.models.state_dicts import (
     COUNTER,
     find_state,
@@ -28,20 +26,10 @@ from buildsys.models.state_dicts import (
 from buildsys.models.user_code import first_line, import_library, project_file
 from buildsys.system.file_kinds import describe_file
 from buildsys.system.files import sha256_of
-from buildsys.system.weight_names import HUB, INDEX_SUFFIX, parse_hub_name, read_index
+from buildsys.system.weight_names import HUB, is_index, parse_hub_name, read_index
 
 SAFETENSORS = ".safetensors"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-# of numbers and settings next to state dicts; reading them runs no code of the file
-_HARMLESS: list[Any] = [
-    *(np.dtype, np.ndarray, Namespace, PosixPath, defaultdict),
-    *(type(np.dtype(name)) for name in ("bool", "int32", "int64", "float32", "float64")),
-    *(
-        (value.__reduce__()[0], f"numpy.{package}.multiarray.{name}")
-        for name, value in (("scalar", np.float64()), ("_reconstruct", np.zeros(0)))
-        for package in ("core", "_core")  # before numpy 2, and since
-    ),
-]
 State = Mapping[str, Any]
 
 
@@ -121,7 +109,7 @@ def read_weights(weights: Mapping[str, Any], project: Path) -> State:
     title = str(weights["file"])
     file, again = locate(title, project), f"download or save all files of {title} again"
     shards: Mapping[str, set[str]] = {}
-    if file.name.endswith(INDEX_SUFFIX):
+    if is_index(file.name):
         try:
             shards = read_index(file)
         except (OSError, ValueError) as error:
@@ -143,7 +131,7 @@ def read_weights(weights: Mapping[str, Any], project: Path) -> State:
         return _read(file, title)
     state: dict[str, torch.Tensor] = {}
     for name, tensors in shards.items():
-        shard = read_safetensors(file.parent / name, name)
+        shard = dict(next(state_maps(_read(file.parent / name, name)))[1])
         if names := tensors ^ shard.keys():
             problem = f"the shard {name} differs from {title} in {shortened(sorted(names))}"
             raise StageError(problem, again)
@@ -156,7 +144,7 @@ def _read(file: Path, title: str) -> State:
         return read_safetensors(file, title)
     hint = "save a plain state dict: torch.save(model.state_dict(), FILE)"
     try:
-        with torch.serialization.safe_globals(_HARMLESS):
+        with stand_ins(file):
             loaded: Any = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file raises any class
         kind, remedy = describe_file(file)
@@ -167,7 +155,7 @@ def _read(file: Path, title: str) -> State:
         reason = first_line(inner or error).partition(". Please ")[0].rstrip(".")
         problem = f"torch.load(weights_only=True) cannot read {title}: {reason:.200}"
         raise StageError(problem, hint) from error
-    if isinstance(loaded, Mapping) and any(
+    if isinstance(loaded, dict) and any(
         isinstance(value, torch.Tensor)
         for _, state in state_maps(loaded)
         for value in state.values()

@@ -1,4 +1,4 @@
-"""Names of weights: files on the Hugging Face Hub, and indices of several safetensors files."""
+"""Names of weights: files on the Hugging Face Hub, and indices of several files."""
 
 import json
 import re
@@ -12,6 +12,7 @@ HUB = "hf://"  # hf://OWNER/NAME@COMMIT/FILE
 _PART = r"[A-Za-z0-9][\w.-]{0,95}"
 _NAME = re.compile(rf"hf://({_PART}/{_PART})@([0-9a-f]{{40}})(?:/([\w.+-][\w.+/-]*)?)?")
 INDEX_SUFFIX = ".safetensors.index.json"
+_INDEX = re.compile(r".*(\.safetensors|\.bin)\.index\.json")
 _MAX_BYTES = 16 << 20  # 200,000 tensors
 
 
@@ -41,6 +42,11 @@ def parse_hub_name(name: str) -> HubName | None:
     return HubName(match[1], match[2], match[3] or "")
 
 
+def is_index(name: str) -> bool:
+    """Check for the name of an index."""
+    return _INDEX.fullmatch(name) is not None
+
+
 def read_index(path: Path) -> dict[str, set[str]]:
     """Read the names of the shards with those of their tensors.
 
@@ -51,19 +57,18 @@ def read_index(path: Path) -> dict[str, set[str]]:
     if not isinstance(table, dict) or not table:
         raise ValueError("it has no weight_map")
     shards: dict[str, set[str]] = {}
+    suffix = Path(path.name.removesuffix(".index.json")).suffix
     for tensor, name in table.items():
         # another folder would not be in the key, or outside the project
-        if not isinstance(name, str) or not name.endswith(".safetensors") or "/" in name:
-            raise ValueError(
-                f"the weight_map has {name!r:.100}, not a .safetensors file next to it"
-            )
+        if not isinstance(name, str) or not name.endswith(suffix) or "/" in name:
+            raise ValueError(f"the weight_map has {name!r:.100}, not a {suffix} file next to it")
         shards.setdefault(name, set()).add(tensor)
     return shards
 
 
 def shards_of(path: Path) -> list[Path]:
     """List the shards of an index in order, none of other files."""
-    if not path.name.endswith(INDEX_SUFFIX):
+    if not is_index(path.name):
         return []
     try:
         return [path.with_name(name) for name in read_index(path)]

@@ -231,9 +231,10 @@ def _network(job: Job, source: Mapping[str, Any]) -> Model:
             outputs = name_outputs(result, {}, torch.Tensor, "forward")
         return {name: from_torch(tensor) for name, tensor in outputs.items()}
 
-    if made.file and "weights" in source:
-        place = {"key": made.file.key or None, "prefix": made.file.prefix or None}
-        section = {**source["weights"], **place, "strict": source["weights"]["strict"] and None}
+    if made.file and (section := source.get("weights")):
+        places = {"key": made.file.key, "prefix": made.file.prefix}
+        section |= {name: place for name, place in places.items() if place}
+        section |= {"strict": section["strict"] and None}
         source = {**source, "weights": {name: v for name, v in section.items() if v is not None}}
     described = job.options["inputs"]
     is_guessed = not described and made.program is None
