@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from buildsys.cli.trials import Ends
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}")
-_INPUT = re.compile(r"(?P<name>[^=]+)=(?P<shape>[^:]*)(:(?P<dtype>\w+))?")
+_INPUT = re.compile(
+    r"(?P<name>[^=]+)=(?P<shape>[^:]*)(:(?P<dtype>\w+))?"
+    r"(:(?P<low>-?\d+(\.\d+)?)\.\.(?P<high>-?\d+(\.\d+)?))?"
+)
 _SOURCES = (
     "torchvision:NAME, timm:NAME, hf:FOLDER, hf:OWNER/NAME, FILE.py:CALLABLE,"
     " package.module:CALLABLE, FILE.onnx or FILE.pt2"
@@ -55,12 +58,16 @@ def add_arguments(parser: ArgumentParser) -> None:
         "The model is run at several sizes; its inputs, outputs and dynamic axes are written to\n"
         "configs/models/MODEL.yaml, and the first export that leads to a verified engine, unless\n"
         "BUILDSYS_TRIALS=0. --input describes an input of unknown shape; a word is a dynamic\n"
-        "dimension: --input image=batch,3,224,224 or --input ids=batch,16:int64\n"
+        "dimension, a range those of values: --input image=batch,3,224,224 or\n"
+        "--input ids=batch,16:int64:0..99\n"
         "A FOLDER: all its ONNX files, named by their paths; existing manifests are kept"
     )
     parser.add_argument("--from", dest="source", default="", help=f"the model: {_SOURCES}")
     parser.add_argument(
-        "--input", action="append", default=[], help="an input, NAME=SHAPE[:DTYPE]; may be repeated"
+        "--input",
+        action="append",
+        default=[],
+        help="an input, NAME=SHAPE[:DTYPE][:LOW..HIGH]; may be repeated",
     )
     parser.add_argument("--kwargs", default="", help="arguments of the source, a map in YAML")
     parser.add_argument(
@@ -191,19 +198,28 @@ def _transformers_source(root: Path, text: str) -> dict[str, str]:
 
 
 def _input(text: str) -> tuple[str, dict[str, Any]]:
-    """Parse name, shape and dtype of ``--input``. Raises: UsageError: it has another form."""
+    """Parse name, shape, dtype and values of ``--input``. Raises: UsageError."""
     from buildsys.manifest.schema.base import DType  # slow to import
 
     match = _INPUT.fullmatch(text)
     sizes = [size.strip() for size in match["shape"].split(",")] if match and match["shape"] else []
     if match is None or not all(size.isdecimal() or size.isidentifier() for size in sizes):
-        hint = "write for example --input image=batch,3,224,224 or --input ids=batch,16:int64"
-        raise UsageError(f"--input {text} is not NAME=SHAPE[:DTYPE]", hint)
+        hint = "write for example --input image=batch,3,224,224 or --input ids=batch,16:int64:0..99"
+        raise UsageError(f"--input {text} is not NAME=SHAPE[:DTYPE][:LOW..HIGH]", hint)
     shape = [int(size) if size.isdecimal() else size for size in sizes]
     dtype, dtypes = match["dtype"] or "float32", get_args(DType)
     if dtype not in dtypes:
         raise unknown_name("dtype", dtype, dtypes, f"known: {', '.join(dtypes)}")
-    return match["name"], {"shape": shape, "dtype": dtype}
+    spec = {"shape": shape, "dtype": dtype}
+    if match["low"]:
+        low, high = float(match["low"]), float(match["high"])
+        is_integer = "int" in dtype
+        kind, end = ("integers", high + 1) if is_integer else ("uniform", high)
+        if low > high or (is_integer and "." in match["low"] + match["high"]):
+            hint = "write whole numbers for integers, the smaller one first"
+            raise UsageError(f"--input {text} has no valid range", hint)
+        spec["data"] = {"random": kind, "low": low, "high": end}
+    return match["name"], spec
 
 
 def _describe_folder(project: Project, name: str) -> int:

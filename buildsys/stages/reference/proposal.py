@@ -122,11 +122,25 @@ def _figures(job: Job, model: Model, candidate: Candidate, first: Trial) -> dict
                 trial = _try(job, model, candidate, {**first.sizes, name: other})
                 trials[name] += [trial] if trial.ranks == first.ranks else []
     fixed = {name: first.sizes[name] for name, others in trials.items() if not others}
+
+    def multiple_of(name: str, ends: list[int]) -> dict[str, int]:
+        """Find the step of sizes: between those that ran, a network may refuse all others."""
+        step = 1
+        while name not in batches and step < ends[1] - ends[0] and ends[0] % (2 * step) == 0:
+            with suppress(StageError):
+                between = _try(job, model, candidate, {**first.sizes, name: ends[0] + step})
+                if between.ranks == first.ranks:
+                    break
+            step *= 2
+        return {"multiple_of": step} if step > 1 else {}
+
     dims: dict[str, dict[str, int]] = {}
     for name, others in trials.items():
         sizes = sorted((first.sizes[name], *(trial.sizes[name] for trial in others)))
         usual = min(_OPT_BATCH, sizes[-1]) if name in batches else sizes[0]
-        dims |= {name: {"min": sizes[0], "opt": usual, "max": sizes[-1]}} if others else {}
+        if others:
+            step = multiple_of(name, [sizes[0], sizes[-1]])
+            dims[name] = {"min": sizes[0], "opt": usual, "max": sizes[-1], **step}
     return {
         "inputs": {
             name: {**spec, "shape": [fixed.get(size, size) for size in spec["shape"]]}

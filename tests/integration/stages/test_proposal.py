@@ -103,6 +103,12 @@ class Detector(nn.Conv2d):
         return [super(Detector, self).forward(image[None]) for image in images]
 
 
+class Halved(nn.Module):
+    def forward(self, x):
+        small = nn.functional.max_pool1d(x, 4)
+        return x + nn.functional.interpolate(small, scale_factor=4.0)
+
+
 class Clips(nn.Conv3d):
     def __init__(self):
         super().__init__(3, 4, 1)
@@ -188,6 +194,13 @@ def test_inputs_can_be_given(tmp_path: Path) -> None:
     wrong = {**given, "b": {"shape": [7, 5], "dtype": "float32"}}
     with pytest.raises(StageError, match="forward of Sum failed on a float32"):
         propose(tmp_path, wrong, python="networks.py:Sum")
+
+
+def test_sizes_that_a_network_refuses_between_others_are_left_out(tmp_path: Path) -> None:
+    shape = {"x": {"shape": ["batch", 3, "length"], "dtype": "float32"}}
+    dims = propose(tmp_path, shape, python="networks.py:Halved")["dims"]
+    assert dims["length"] == {"min": 16, "opt": 16, "max": 32, "multiple_of": 4}
+    assert dims["batch"] == {"min": 1, "opt": 4, "max": 8}
 
 
 def shaped(**shapes: list[Any]) -> dict[str, Any]:

@@ -108,12 +108,21 @@ def test_a_model_outside_of_the_project_is_named_as_it_was_typed(
 
 
 def test_inputs_can_be_described(project: Path) -> None:
-    arguments = ["--input", "N=N,3,h", "--input", "ids=7:int64", "--input", "scale="]
+    arguments = ["--input", "N=N,3,h", "--input", "ids=7:int64:0..99", "--input", "scale="]
+    arguments += ["--input", "level=3:float32:-1..0.5"]
     assert run(["new", "first", "--from", "plugins/net.py:make", *arguments]) == 0
     inputs = load_project(project).models["first"].data["inputs"]
     found = {name: (one["shape"], one["dtype"]) for name, one in inputs.items()}
     assert found == {
         "N": (["N", 3, "h"], "float32"), "ids": ([7], "int64"), "scale": ([], "float32"),
+        "level": ([3], "float32"),
+    }  # fmt: skip
+    ranges = {
+        name: one["data"] and (one["data"]["random"], one["data"]["low"], one["data"]["high"])
+        for name, one in inputs.items()
+    }
+    assert ranges == {
+        "N": None, "ids": ("integers", 0, 100), "scale": None, "level": ("uniform", -1, 0.5),
     }  # fmt: skip
 
 
@@ -133,8 +142,10 @@ def test_inputs_can_be_described(project: Path) -> None:
         (["m", "--from", "networks/a/net.onnx", "--input", "x=1:flot32"], 3,
          "there is no dtype 'flot32'; nearest: float32"),
         (["m", "--from", "networks/bad.onnx"], 2, "ONNX Runtime cannot load it; write another one"),
+        (["m", "--from", "networks/a/net.onnx", "--input", "x=1:int8:5..1"], 3,
+         "--input x=1:int8:5..1 has no valid range; write whole numbers for integers, the smal"),
         (["m", "--from", "networks/a/net.onnx", "--input", "x=1,b c"], 3,
-         "--input x=1,b c is not NAME=SHAPE[:DTYPE]; write for example --input image="),
+         "--input x=1,b c is not NAME=SHAPE[:DTYPE][:LOW..HIGH]; write for example --input image="),
         (["m", "--from", "timm:resnet10t", "--weights", "w.pth"], 3, "there is no file w.pth; the"),
         (["m", "--from", "timm:resnet10t", "--weights", "{file: w.pth, kye: a}"], 3,
          "--weights {file: w.pth, kye: a} is not a section `weights`; write FILE, hf://OWNER"),
