@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from buildsys.errors import StageError
+from buildsys.models.downloads import download, settle
 from buildsys.models.saved_objects import stand_ins
 from buildsys.models.state_dicts import (
     COUNTER,
@@ -26,7 +27,7 @@ from buildsys.models.state_dicts import (
 from buildsys.models.user_code import first_line, import_library, project_file
 from buildsys.system.file_kinds import describe_file
 from buildsys.system.files import sha256_of
-from buildsys.system.weight_names import HUB, is_index, parse_hub_name, read_index
+from buildsys.system.weight_names import HUB, is_index, is_url, parse_hub_name, read_index
 
 SAFETENSORS = ".safetensors"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -106,8 +107,8 @@ def read_weights(weights: Mapping[str, Any], project: Path) -> State:
 
     Raises: StageError: no such file, a different digest, or not a state dict.
     """
-    title = str(weights["file"])
-    file, again = locate(title, project), f"download or save all files of {title} again"
+    title, expected = str(weights["file"]), weights["sha256"]
+    file, again = locate(title, project, expected), f"download or save all files of {title} again"
     shards: Mapping[str, set[str]] = {}
     if is_index(file.name):
         try:
@@ -116,15 +117,21 @@ def read_weights(weights: Mapping[str, Any], project: Path) -> State:
             raise StageError(f"{title} is not an index of shards: {error}", again) from error
     for name in shards:
         part = f"{title.removesuffix(file.name)}{name}"
-        if not is_present(part, project):
+        if not is_present(part, project, expected):
             raise StageError(f"{part}, a shard of {title}, does not exist", again)
-    digest = sha256_of(file, *(file.parent / name for name in shards)) if weights["sha256"] else ""
-    if digest != (weights["sha256"] or ""):
+    is_digested = expected or is_url(title)
+    digest = sha256_of(file, *(file.parent / name for name in shards)) if is_digested else ""
+    if digest != (expected or ""):
         whole, (kind, remedy) = f"{title} with its shards" if shards else title, describe_file(file)
+        if is_url(title):
+            settle(title, project, expected, digest)
         if kind:
             raise StageError(f"{title} {kind}", remedy)
+        if not expected:
+            problem = f"{title} may change: source.weights needs the sha256 of what is expected"
+            raise StageError(problem, f"write weights: {{file: {title}, sha256: {digest}}}")
         raise StageError(
-            f"{whole} has the sha256 {digest}, the manifest expects {weights['sha256']}",
+            f"{whole} has the sha256 {digest}, the manifest expects {expected}",
             "restore the expected file, or update the digest in the manifest",
         )
     if not shards:
@@ -185,11 +192,13 @@ def read_safetensors(file: Path, title: str) -> dict[str, torch.Tensor]:
         ) from error
 
 
-def locate(name: str, project: Path) -> Path:
-    """Locate the path of a project's file, or of a downloaded file of the Hub.
+def locate(name: str, project: Path, sha256: str | None = None) -> Path:
+    """Locate the path of a project's file, or of a downloaded file.
 
-    Raises: StageError: the Hub does not have it, or cannot be reached.
+    Raises: StageError: the Hub or the server does not have it, or cannot be reached.
     """
+    if is_url(name):
+        return download(name, project, sha256)
     if not name.startswith(HUB):
         return project_file(name, project)
     file = _download(name)
@@ -198,11 +207,13 @@ def locate(name: str, project: Path) -> Path:
     return file
 
 
-def is_present(name: str, project: Path) -> bool:
+def is_present(name: str, project: Path, sha256: str | None = None) -> bool:
     """Check for a file of the project or the Hub, which is downloaded.
 
-    Raises: StageError: the Hub cannot be reached.
+    Raises: StageError: the Hub cannot be reached, or a server does not have it.
     """
+    if is_url(name):
+        return download(name, project, sha256).is_file()
     return _download(name) is not None if name.startswith(HUB) else (project / name).is_file()
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from buildsys.manifest.shape_cases import example_dims
 from buildsys.plan.graph_points import GraphPoint, Spec
 from buildsys.system.user_modules import source_of, split_reference
-from buildsys.system.weight_names import HUB, INDEX_SUFFIX
+from buildsys.system.weight_names import INDEX_SUFFIX
 
 DataEntry = Mapping[str, Any]  # source of input values
 _LIBRARIES = {
@@ -68,9 +68,9 @@ class PlannedNetwork:
     def weights(self) -> dict[str, str | None]:
         """The user's state dicts and checkpoints with their required digests.
 
-        A commit of the Hub, in the options, identifies its files.
+        A commit of the Hub or a digest, in the options, identifies those elsewhere.
         """
-        return {file: digest for file, digest in self._files.items() if not file.startswith(HUB)}
+        return {file: digest for file, digest in self._files.items() if "://" not in file}
 
     @cached_property
     def _files(self) -> dict[str, str | None]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from buildsys.errors import ManifestError, ManifestErrors, UsageError
 from buildsys.manifest.manifest_cache import Entry, read_entries, write_entries
 from buildsys.project.settings import read_settings
+from buildsys.system.files import STATE_FOLDER as STATE_FOLDER
 from buildsys.system.files import Stamp
 from buildsys.system.printable import nearest
 from buildsys.system.units import number_or_text, parse_duration, parse_size
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from buildsys.manifest.value_tree import FieldPath, ValueNode
     from buildsys.project.resolve import Resolver
 
-STATE_FOLDER = ".buildsys"
 _STORE_LIMIT = "50GiB"
 _SHARED = ("project", "engines")  # files in configs/
 _DECLARED = re.compile(r"""^model:\s*["']?([^\s"'#]+)""", re.MULTILINE)

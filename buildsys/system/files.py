@@ -19,6 +19,7 @@ SETTLE_NS = 30_000_000
 IMAGE_SUFFIXES = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 IMAGE_FORMATS = ("BMP", "JPEG", "PNG", "PPM", "TIFF", "WEBP")  # others of Pillow start programs
 LIBRARY_FOLDERS = ("site-packages", "dist-packages")  # installed libraries are there
+STATE_FOLDER = ".buildsys"  # of a project
 MAX_RESULT_BYTES = 256 << 20  # a million samples of a benchmark have 20 MB
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC  # flags to open one itself
 _BLOCK_BYTES = 1 << 20

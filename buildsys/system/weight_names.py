@@ -26,6 +26,25 @@ def local_path(name: str) -> str:
     return unquote(url.path)
 
 
+def folder_hint(path: Path) -> str:
+    """Say how to use a distributed checkpoint, a folder; "" for others."""
+    if not (path / ".metadata").is_file():
+        return ""
+    command = "python -m torch.distributed.checkpoint.format_utils dcp_to_torch"
+    return f"write one file of this distributed checkpoint: {command} {path.name} FILE.pth"
+
+
+def is_url(name: str) -> bool:
+    """Check for a file that is downloaded; not from the Hub, whose library does that."""
+    return "://" in name and not name.startswith(HUB)
+
+
+def file_name(url: str) -> str:
+    """Return the name of the file at a URL, "" if it is not that of a file."""
+    name = urlsplit(url).path.rpartition("/")[2]
+    return "" if name in (".", "..") or not urlsplit(url).netloc else name
+
+
 class HubName(NamedTuple):
     """A file of a repository, or with an empty path the repository, at one commit."""
 

@@ -19,6 +19,7 @@ from buildsys.manifest.exports import NEW_EXPORTS
 from buildsys.project.load import Project, check_manifests, empty_project
 from buildsys.system.files import replace_file
 from buildsys.system.user_modules import split_reference
+from buildsys.system.weight_names import folder_hint
 
 if TYPE_CHECKING:
     from buildsys.cli.trials import Ends
@@ -147,7 +148,8 @@ def _weights(root: Path, text: str) -> dict[str, Any]:
         raise UsageError(f"--weights {text} is not a section `weights`", hint) from None
     if "://" not in (file := section["file"]):
         if not typed_path(file).is_file():
-            raise UsageError(f"there is no file {file}", "the path is relative to your folder")
+            hint = folder_hint(typed_path(file)) or "the path is relative to your folder"
+            raise UsageError(f"there is no file {file}", hint)
         section["file"] = project_name(root, file)
     return section
 

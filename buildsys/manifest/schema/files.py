@@ -17,7 +17,14 @@ from buildsys.manifest.problem import expected, suggest, suggest_file
 from buildsys.manifest.workspace import Workspace
 from buildsys.system.files import Stamp, stamp
 from buildsys.system.user_modules import MODULE, code_roots, locate, split_reference
-from buildsys.system.weight_names import HUB, local_path, parse_hub_name
+from buildsys.system.weight_names import (
+    HUB,
+    file_name,
+    folder_hint,
+    is_url,
+    local_path,
+    parse_hub_name,
+)
 
 _RELATIVE = "paths are relative to the project"
 
@@ -51,7 +58,7 @@ def find_place(workspace: Workspace, name: str, *, is_folder: bool) -> None:
         hint = suggest_file(place) or ("" if Path(path).is_absolute() else _RELATIVE)
         raise refusal(f"{kind} {path} does not exist", hint)
     if not (place.is_dir() if is_folder else place.is_file()):
-        raise refusal(f"{path} is not a {'folder' if is_folder else 'file'}")
+        raise refusal(f"{path} is not a {'folder' if is_folder else 'file'}", folder_hint(place))
     if callable_name:
         names, problem = _names_in(path, place, stamp(place))
         first = callable_name.partition(".")[0]
@@ -105,6 +112,8 @@ def _check_weights(name: str, info: ValidationInfo, *, is_folder: bool = False) 
         name = local_path(name)
     except ValueError:
         raise refusal(expected("file:///FOLDER/FILE", name)) from None
+    if is_url(name):
+        raise refusal(f"{name} is a URL, which only source.weights.file may be", "download it")
     if not name.startswith(HUB):
         return check_place(name, info, is_folder=is_folder)
     parts = parse_hub_name(name)
@@ -115,9 +124,18 @@ def _check_weights(name: str, info: ValidationInfo, *, is_folder: bool = False) 
     return name
 
 
+def _check_url(name: str, info: ValidationInfo) -> str:
+    if name.startswith("file:") or not is_url(name):
+        return _check_weights(name, info)
+    if not file_name(name):
+        raise refusal(expected("SCHEME://PLACE/FILE", name))
+    return name
+
+
 NAMES_FILE = AfterValidator(check_place)
 ProjectFile = Annotated[str, NAMES_FILE]  # or a callable
 FilePattern = Annotated[str, AfterValidator(_check_pattern)]
 ProjectFolder = Annotated[str, AfterValidator(partial(check_place, is_folder=True))]
 WeightsName = Annotated[str, AfterValidator(_check_weights)]  # or hf://…
+WeightsUrl = Annotated[str, AfterValidator(_check_url)]  # or s3://…, https://…
 CheckpointName = Annotated[str, AfterValidator(partial(_check_weights, is_folder=True))]

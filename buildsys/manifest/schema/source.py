@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, WithJsonSchema, model_validator
 
 from buildsys.manifest.schema.base import Callable, Digest, OneOf, Spec, form
-from buildsys.manifest.schema.files import CheckpointName, WeightsName
+from buildsys.manifest.schema.files import CheckpointName, WeightsName, WeightsUrl
 
 _GRAPH_KINDS = ("torchvision", "timm", "transformers", "exported_program", "python", "onnx")
 SOURCE_KINDS = (*_GRAPH_KINDS, "tensorrt")
@@ -15,8 +15,8 @@ REFERENCE_KINDS = (*_GRAPH_KINDS, "numpy")  # a network defined by hand has a nu
 class WeightsFile(Spec):
     """A state dict in files of the project, read without executing code."""
 
-    file: WeightsName
-    """State dict: .pth, .safetensors or index.json of shards; hf://OWNER/NAME@COMMIT/FILE."""
+    file: WeightsUrl
+    """A checkpoint or index of shards: a path, hf://OWNER/NAME@COMMIT/FILE, s3://, https://."""
     sha256: Digest | None = None
     """Expected digest of the file; with shards, of the index and all shards."""
     key: str | None = None
@@ -155,8 +155,10 @@ class TensorRtSource(Spec):
 
     @model_validator(mode="after")
     def _check_weights(self) -> "TensorRtSource":
-        if self.weights and (set(self.weights.model_fields_set) - {"file", "sha256"}):
-            raise ValueError("weights of a network defined by hand have file and sha256 only")
+        if (weights := self.weights) and (
+            weights.model_fields_set - {"file", "sha256"} or "://" in weights.file
+        ):
+            raise ValueError("weights of a network defined by hand are a local file, with sha256")
         return self
 
 
