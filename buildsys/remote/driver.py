@@ -30,7 +30,7 @@ from buildsys.remote.jobs import (
     plan_jobs,
     read_summary,
 )
-from buildsys.remote.pack import pack_project, put_earlier_builds
+from buildsys.remote.pack import named_files, pack_project, put_earlier_builds
 from buildsys.remote.ray import Ray
 from buildsys.remote.results import (
     check_results,
@@ -59,7 +59,6 @@ from buildsys.store.signatures import NO_POLICY, TrustPolicy
 from buildsys.store.state_db import StateDb
 from buildsys.system.files import replace_file
 from buildsys.system.git import Checkout
-from buildsys.system.user_modules import MODULE, locate
 
 _SYSTEMS = {"kubernetes": Kubernetes, "ray": Ray, "slurm": Slurm, "ssh": Ssh}
 _POLL_S = 1.0
@@ -142,15 +141,7 @@ def run_on(project: Project, name: str, request: Request) -> RemoteRun:
 
 def _pack(project: Project, depot: Depot, request: Request) -> list[str]:
     """Pack the project; return the options of its jobs."""
-    named = set[str]()
-    for action in request.actions.values():
-        for name in (*action.sources, *action.weights, *action.reads):
-            if name.endswith(MODULE):  # the packages of Python are those of the other machine
-                place = locate(name, str(project.root), project.code)
-                if place and place.root:
-                    named.add(os.path.relpath(place.file, project.root))
-            elif not name.startswith("$"):
-                named.add(name)
+    named = named_files(project, request.actions.values())
     gates = [target for target, action in request.actions.items() if action.baseline]
     packs = {
         "--pack": pack_project(depot, project, named),

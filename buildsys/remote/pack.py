@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import asdict
 from glob import has_magic
@@ -14,6 +14,7 @@ from buildsys.errors import StageError
 from buildsys.execution.baselines import baseline_digests
 from buildsys.execution.build_cache import store_folder
 from buildsys.history.database import copy_history, history_file
+from buildsys.plan.action import Action
 from buildsys.project.load import Project
 from buildsys.report.result_files import adapter
 from buildsys.store.ledger import ActionRecord, Ledger, OutputFile
@@ -22,9 +23,10 @@ from buildsys.store.publish import disk_errors
 from buildsys.store.record_file import check_tree, output_file
 from buildsys.store.shared_cache import Depot
 from buildsys.store.state_db import ReadOnlyStateDb, StateDb
-from buildsys.system.files import MAX_RESULT_BYTES, source_files
+from buildsys.system.files import MAX_RESULT_BYTES, is_below, path_of, source_files
 from buildsys.system.git import run_git
 from buildsys.system.typed_dict import TypedDict
+from buildsys.system.user_modules import MODULE, locate
 
 _ENVIRONMENT = "pyvenv.cfg"  # in the folder of a virtual environment
 _OTHER_FOLDERS = (".git", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache")
@@ -67,6 +69,21 @@ def pack_project(depot: Depot, project: Project, named: Collection[str] = ()) ->
             problem = f"cannot read {path}: {error.strerror}"
             raise StageError(problem, "correct its permissions, or let git ignore it") from error
     return depot.put_bytes(json.dumps({"files": files, "links": links}).encode())
+
+
+def named_files(project: Project, actions: Iterable[Action]) -> set[str]:
+    """Collect the files in manifests, and the folders elsewhere that their code may be from."""
+    root, named = str(project.root), set[str]()
+    for action in actions:
+        for name in (*action.sources, *action.weights, *action.reads):
+            if name.endswith(MODULE):  # what Python itself finds is the other machine's
+                place = locate(name, root, project.code)
+                named |= {os.path.relpath(place.file, root)} if place and place.root else set()
+            elif not name.startswith("$"):
+                named.add(name)
+        if any(name.endswith((".py", MODULE)) for name in action.sources):
+            named |= {name for name in project.code if not is_below(path_of(root, name), root)}
+    return named
 
 
 def unpack_project(depot: Depot, pack: OutputFile, folder: Path) -> None:

@@ -43,7 +43,7 @@ def test_built_engines_are_evaluated_on_other_data(ready_built: ReadyProject) ->
         "ERROR: the manifest of a has no metric; add --metric, such as top1\n",
     )
     code, text = evaluate("a", "--data", "data/old.npz", "--metric", "top1")
-    assert (code, "there is no data/old.npz in the project" in text) == (3, True)
+    assert (code, "there is no file data/old.npz" in text) == (3, True)
     code, text = evaluate("a", "--data", "data", "--metric", "top1")
     assert (code, "no input has the steps from an image file" in text) == (3, True)
     manifest = root / "configs/models/a.yaml"

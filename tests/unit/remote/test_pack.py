@@ -6,11 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tiny_project import EXPORT, actions
 
 from buildsys.errors import StageError
 from buildsys.execution.build_cache import store_folder
 from buildsys.project.load import Project, empty_project
 from buildsys.remote.pack import (
+    named_files,
     pack_project,
     put_earlier_builds,
     unpack_earlier_builds,
@@ -96,6 +98,21 @@ def test_ignored_files_stay_here_unless_a_manifest_names_them(
     assert second.keys() - first.keys() == {"data/x.npy"}
     matched = unpacked(depot, pack_project(depot, project, ["d*/*.npy"]), tmp_path / "third")
     assert matched.keys() == second.keys()
+
+
+def test_code_travels_unless_python_finds_it_on_the_other_machine(project: Project) -> None:
+    (project.root / "src").mkdir()
+    (project.root / "src/own.py").touch()
+    action = replace(
+        actions()[EXPORT],
+        sources=("plugins/net.py", "own:", "torchvision.models:", "data/x.npy"),
+        weights={"w.pth": None},
+        reads=("$HOME", "labels.txt"),
+    )
+    files = {"plugins/net.py", "src/own.py", "data/x.npy", "w.pth", "labels.txt"}
+    assert named_files(project, [action]) == files
+    project = replace(project, code=("src", "../shared"))
+    assert named_files(project, [action]) == files | {"../shared"}
 
 
 @pytest.mark.parametrize("name", ["../project2/x", "/etc/hosts", "data/out"])
