@@ -62,7 +62,8 @@ def run(options: Namespace) -> int:
         build = os.path.relpath(empty_project(root).build, root)
     else:
         contents, notes, build = _new_project(root, options.configs)
-        next_step = f"buildsys build {_MODEL}"
+        is_first = any(name.endswith(f"/{_MODEL}.yaml") for name in contents)
+        next_step = f"buildsys build {_MODEL}" if is_first else "buildsys list"
     recipes = _templates(_WORKFLOWS.get(options.ci, {}))
     recipes = {n: text.replace(b"build/", f"{build}/".encode()) for n, text in recipes.items()}
     contents = {**recipes, **contents}
