@@ -136,6 +136,7 @@ class BuildSession(TargetNames):
         from buildsys.store.object_store import Store
 
         project, remote, signer = self.project, None, None
+        folders = project.root, project.build, project.state
         if key := project.signing().key:
             from buildsys.execution.provenance import ProvenanceSigner
             from buildsys.store.signatures import SigningKey
@@ -147,13 +148,7 @@ class BuildSession(TargetNames):
             known_hosts = project.state / "known_hosts"
             remote = SharedCache(notify=self._warn, known_hosts=known_hosts, **settings)
         return Executor(
-            Folders(
-                project.root,
-                project.build,
-                project.state,
-                project.timing_caches(),
-                project.code,
-            ),
+            Folders(*folders, project.timing_caches(), project.code),
             self.actions,
             pool=self._pool,
             store=Store(store_folder(project.state)),

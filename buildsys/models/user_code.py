@@ -198,24 +198,19 @@ def _make_importable(place: UserModule, project: Path) -> None:
 
 def _other_module(place: UserModule) -> str:
     """Find what Python imports instead of a module, or ""."""
-    top = place.name.partition(".")[0]
-    if not place.name or (place.root and top in sys.stdlib_module_names):
+    if not place.root:
+        return ""
+    top, spec = place.name.partition(".")[0], None
+    if top and top not in sys.stdlib_module_names:
+        with suppress(ImportError, ValueError, AttributeError):  # raised by finders of others
+            spec = find_spec(top)
+    if spec is None:
         return top or "nothing"
-    if module := sys.modules.get(place.name):
-        return "" if _is_file(module, place.file) else str(getattr(module, "__file__", top))
-    with suppress(ImportError, ValueError, AttributeError):  # raised by finders of others
-        spec = find_spec(top)
-        if spec is None:
-            return top
-        if not place.root:
-            return ""
-        inside = spec.submodule_search_locations
-        places = [spec.origin] if inside is None else inside
-        expected = place.file if inside is None else f"{place.root}/{top}"
-        if os.path.realpath(expected) in map(os.path.realpath, filter(None, places)):
-            return ""
-        return next(filter(None, (spec.origin, *places)), top)
-    return top
+    inside = spec.submodule_search_locations
+    places = [spec.origin or ""] if inside is None else inside
+    expected = place.file if inside is None else f"{place.root}/{top}"
+    is_found = os.path.realpath(expected) in map(os.path.realpath, places)
+    return "" if is_found else spec.origin or top
 
 
 def _is_file(module: ModuleType | None, file: str) -> bool:

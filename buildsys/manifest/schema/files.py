@@ -71,11 +71,15 @@ def find_place(workspace: Workspace, name: str, *, is_folder: bool) -> None:
 
 def _module_file(workspace: Workspace, module: str) -> str:
     """Find the file of a module. Raises: PydanticCustomError: there is none."""
-    place = locate(f"{module}{MODULE}", str(workspace.root), workspace.code)
+    root = str(workspace.root)
+    place = locate(f"{module}{MODULE}", root, workspace.code)
     if place is not None:
-        return os.path.relpath(place.file, workspace.root) if place.root else place.file
-    roots = code_roots(str(workspace.root), workspace.code)
-    folders = ", ".join(os.path.relpath(root, workspace.root) for root in roots)
+        return os.path.relpath(place.file, root) if place.root else place.file
+    package, _, name = module.rpartition(".")
+    if above := package and locate(f"{package}{MODULE}", root, workspace.code):
+        hint = suggest_file(Path(above.file).with_name(f"{name}.py"))
+        raise refusal(f"there is no module {module}", hint or f"{package} is {above.file}")
+    folders = ", ".join(os.path.relpath(r, root) for r in code_roots(root, workspace.code))
     hint = f"it is neither installed nor in {folders}; name its file, or its folder in code"
     raise refusal(f"there is no module {module}", hint)
 

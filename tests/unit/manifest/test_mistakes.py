@@ -21,6 +21,8 @@ FILES = {
     "bert/config.json": "{}",
     "graph.py": "def make(): ...\n",
     "net.onnx": "onnx",
+    "pack/__init__.py": "",
+    "pack/net.py": "def make(): ...\n",
     "plugins/broken.py": "x = 1\ndef make(:\n",
     "plugins/folder.py/x": "",
     "plugins/hooks/bad.py": "def f(:\n",
