@@ -36,11 +36,11 @@ def download(url: str, project: Path, sha256: str | None) -> Path:
         except StageError:
             raise
         except Exception as error:  # each protocol has its own
-            raise StageError(
-                f"cannot download {url} ({type(error).__name__}: {first_line(error):.200})",
-                "check the address, the network and your access to it",
-                is_external=True,
-            ) from error
+            problem = f"cannot download {url} ({type(error).__name__}: {first_line(error):.200})"
+            hint = "check the address, the network and your access to it"
+            if isinstance(error, ImportError):
+                hint = "install what fsspec needs for it, such as s3fs or gcsfs"
+            raise StageError(problem, hint, is_external=True) from error
         folder.mkdir(exist_ok=True)  # another process may have removed it
         return partial.rename(file)
 

@@ -51,11 +51,12 @@ class _Partial(NamedTuple):
 
 
 def find_state(
-    loaded: State, module: nn.Module, key: str | None, title: str, *, strict: bool = True
+    loaded: State, module: nn.Module, weights: Mapping[str, Any], title: str
 ) -> StateDict:
     """Find the state dict with the names of ``module``, or with the most of them.
 
-    Raises: StageError: several fit by names and shapes, or none has the ``key``. Not ``strict``:
+    ``weights`` is the section of the manifest. A prefix without a key may be below any key.
+    Raises: StageError: several fit by names and shapes, or none is at the key. Not ``strict``:
     several have the most names.
     """
     expected = module.state_dict()
@@ -73,18 +74,19 @@ def find_state(
                 fitting.append(whole)
                 if not prefix:
                     break  # further names of a network are no part of it
-    partial = [place for place in partial if _is_at(key, place.key)]
-    if key is not None and not partial:
+    partial = [place for place in partial if _is_at(weights, place.key)]
+    if (key := key_of(weights)) is not None and not partial:
         right = json.dumps(fitting[0].key) if len(fitting) == 1 else ""
-        changes = [f"source: {{weights: {{key: {right}, prefix: null}}}}"] if right else []
+        right += ", prefix: null" if weights.get("prefix") else ""
+        changes = [f"source: {{weights: {{key: {right}}}}}"] if len(fitting) == 1 else []
         raise _no_key(key, maps, title, changes)
-    states = [state for state in fitting if _is_at(key, state.key)]
+    states = [state for state in fitting if _is_at(weights, state.key)]
     if not states:
         most = max((place.names for place in partial), default=0)
         places = [place for place in partial if place.names == most] or [_Partial(0, "", "")]
         states = [
             _cut(place.path, maps[place.path], place.prefix, expected, total)
-            for place in (places[:1] if strict else places)
+            for place in (places[:1] if weights["strict"] else places)
         ]
     if len(states) > 1:
         states = [state for state in states if _has_shapes(state.state, expected)] or states
@@ -98,8 +100,11 @@ def key_of(weights: Mapping[str, Any]) -> str | None:
     return ".".join(parts) if parts else weights["key"]
 
 
-def _is_at(key: str | None, place: str) -> bool:
-    return key is None or place == key or bool(key and place.startswith(f"{key}."))
+def _is_at(weights: Mapping[str, Any], place: str) -> bool:
+    key = key_of(weights)
+    if weights["key"] is None:
+        return f".{key or ''}.".replace("..", ".") in f".{place}."
+    return place == key or bool(key and place.startswith(f"{key}."))
 
 
 def largest_state(loaded: State, key: str | None, title: str) -> State:

@@ -19,7 +19,6 @@ from buildsys.models.saved_objects import stand_ins
 from buildsys.models.state_dicts import (
     COUNTER,
     find_state,
-    key_of,
     shortened,
     state_maps,
     tied_names,
@@ -50,12 +49,10 @@ def load_weights(
 
     Raises: StageError: no such file, a different digest, or not a state dict of this network.
     """
-    expected, title, strict = module.state_dict(), str(weights["file"]), weights["strict"]
-    place = find_state(
-        read_weights(weights, project), module, key_of(weights), title, strict=strict
-    )
+    expected, title = module.state_dict(), str(weights["file"])
+    place = find_state(read_weights(weights, project), module, weights, title)
     state, key, others = place.state, place.key, place.others
-    strict = strict or expected.keys().isdisjoint(state)
+    strict = weights["strict"] or expected.keys().isdisjoint(state)
     counters = {name: value for name, value in expected.items() if name.endswith(COUNTER)}
     shared = {
         name: value
@@ -74,18 +71,20 @@ def load_weights(
         for name in sorted((expected.keys() & state.keys()) - counters.keys())
         if _kind(state[name]) != _kind(expected[name])  # torch converts between kinds
     ]
-    changes = ["source: {weights: {strict: false}}"] if strict and extra and not missing else []
+    hint, changes = "", list[str]()
+    if strict and problems and (missing or extra) and not expected.keys().isdisjoint(place.state):
+        hint = "weights.strict: false leaves others out and keeps missing ones as created; "
+        changes += ["source: {weights: {strict: false}}"] if not missing else []
     try:
         if not problems:
             module.load_state_dict(state, strict=strict)
     except RuntimeError as error:  # it lists all shapes, one a line
         problems = [line.strip().rstrip(". ") for line in str(error).splitlines()[1:]]
     if problems:
-        left_out = "leave the others out with weights.strict: false, or " if changes else ""
         more = f" (and {len(problems) - 2} more)" if len(problems) > 2 else ""
         raise StageError(
             f"the state dict in {title} does not fit {network}: {'; '.join(problems[:2])}{more}",
-            f"{left_out}name weights of this network, or build the one they are of",
+            f"{hint}name weights of this network, or build the one they are of",
             changes=changes,
         )
     others += len(extra)

@@ -59,6 +59,12 @@ class TimmSource(_TorchSource):
     kwargs: dict[str, Any] = Field({}, description="Arguments of timm.create_model.")
 
 
+_Config = Annotated[
+    WeightsName | dict[str, Any],
+    OneOf(("file", "fields"), choose=lambda value: "file" if isinstance(value, str) else "fields"),
+]
+
+
 class TransformersSource(_TorchSource):
     """A model of transformers, from a configuration or a checkpoint."""
 
@@ -69,7 +75,7 @@ class TransformersSource(_TorchSource):
     sha256: Digest | None = None
     """Expected digest of config.json and all files of weights, concatenated."""
     config: Annotated[
-        WeightsName | dict[str, Any] | None,
+        _Config | None,
         form(
             "a map of configuration fields, or a file", lambda v: isinstance(v, str | dict | None)
         ),
