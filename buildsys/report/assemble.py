@@ -119,9 +119,9 @@ def _assemble(
         bench_notes=bench_notes(results),
         warnings=(
             *broken[1:],  # the first is in the verdict
-            *(f"{target}: {doubt['text']}" for target, doubt in doubts),
-            *(
-                f"{result.target}: {message}"
+            *_grouped((target, doubt["text"]) for target, doubt in doubts),
+            *_grouped(
+                (result.target, message)
                 for result in results
                 for field in _WARNINGS
                 for message in result.content.get(field, [])
@@ -138,6 +138,14 @@ def _assemble(
         return report
     ranking = rank_engines(report)
     return replace(report, ranking=ranking, recommendation=recommend(report, ranking))
+
+
+def _grouped(warnings: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Write each warning once, with the targets that have it."""
+    targets: dict[str, list[str]] = {}
+    for target, text in warnings:
+        targets.setdefault(text, []).append(target)
+    yield from (f"{first_names(names, _MOST_NAMES)}: {text}" for text, names in targets.items())
 
 
 def _stage_tables(results: Sequence[AnyResult]) -> Iterator[Table]:

@@ -13,7 +13,6 @@ from buildsys.stages.bench.result import (
     ENGINE_CUDA_GRAPH,
     BenchCase,
     BenchResult,
-    is_noisy,
 )
 from buildsys.stages.engine.result import EngineResult, SlowLayer
 from buildsys.stages.evaluate.result import EvaluateResult
@@ -220,7 +219,7 @@ def timings(results: Iterable[AnyResult]) -> tuple[TimingLine, ...]:
                 batch=figures.get("batch"),
                 samples=own.get("count"),
                 p50_interval_ms=tuple(own.get("p50_interval_ms") or ()) or None,
-                noisy=is_noisy(result.content, contenders[name]),
+                noisy=bool(own.get("noisy")),
                 gpu_p50_ms=gpu.get("p50_ms"),
                 gpu_p99_ms=gpu.get("p99_ms"),
                 queued_throughput_per_s=gpu.get("throughput_per_s"),
@@ -244,11 +243,6 @@ def bench_notes(results: Iterable[AnyResult]) -> tuple[str, ...]:
         for _, case, figures in _cases([result]):
             if gpu := figures.get("gpu"):
                 notes.append(f"{result.target}, case {case}: {_gpu_state(gpu)}")
-            listed = "\n".join(figures.get("noisy", ()))  # among the problems or warnings
-            for name, own in figures.get("contenders", {}).items():
-                if (doubt := own.get("noisy", "")) and doubt not in listed:
-                    place = f"{result.target}, {contender_title(name)}, case {case}"
-                    notes.append(f"{place}: {doubt}; it is compared with nothing")
     return tuple(dict.fromkeys(notes))
 
 

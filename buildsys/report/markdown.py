@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from buildsys.report import formatting as q
 from buildsys.report.checks import margin_text
 from buildsys.report.formatting import align, display_width
-from buildsys.report.ranking import accuracy_texts, rank_text, unique_names
-from buildsys.report.report_types import LATENCY, Ranking, Report, problems
+from buildsys.report.ranking import WAIT, accuracy_texts, headline, rank_text, unique_names
+from buildsys.report.report_types import LATENCY, Ranking, Recommendation, Report, problems
+from buildsys.stages.bench.result import ENGINE_CONTENDERS
 from buildsys.stages.table import VERIFY, target_of
 from buildsys.system.printable import printable
 
@@ -96,8 +97,10 @@ def _lines(report: Report) -> Lines:
         yield from ("", sentence(report.notice))
     shipped = report.recommendation
     if shipped is not None:
-        ship = f"Best engine: {code(shipped.engine)}. " if shipped.engine else ""
-        yield from ("", f"{ship}{escape(shipped.why)}")
+        title = headline(report, shipped)
+        best = f"Of what has passed, the best engine is {code(shipped.engine)}. "
+        best = best if title == WAIT else ""
+        yield from ("", f"**{escape(title)}.** {best}{escape(shipped.why)}")
     yield from _engines(report)
     yield from _latencies(report)
     for own in report.tables:
@@ -151,9 +154,11 @@ def _engines(report: Report) -> Lines:
 
 
 def _latencies(report: Report) -> Lines:
-    """Yield all contenders of one case, the fastest first, noisy ones last."""
-    case = report.recommendation.case if report.recommendation else ""
+    """Yield engines and the best one's baselines in a case, the fastest first, noisy ones last."""
+    shipped = report.recommendation or Recommendation("", "")
+    case = shipped.case
     lines = [line for line in report.bench if line.case == case and line.p50_ms is not None]
+    lines = [n for n in lines if n.contender in ENGINE_CONTENDERS or n.engine == shipped.engine]
     if not lines:
         return
     lines.sort(key=lambda line: (line.noisy, line.p50_ms or 0.0))
@@ -199,8 +204,9 @@ def _targets(report: Report) -> Lines:
         for reason, concerned in entries:
             targets = q.first_names([code(line.target) for line in concerned], 4)
             head, rest = q.fold(reason)
-            yield f"- {targets} — {status_text(status)}: {escape(head) if rest else sentence(head)}"
-            yield from [f"  … {sentence(rest)}"] if rest else []
+            first = escape(head.removesuffix(" …")) if rest else sentence(head)
+            yield f"- {targets} — {status_text(status)}: {first}"
+            yield from [f"  {sentence(rest)}"] if rest else []
             if status == "failed":
                 logs = q.first_names([code(line.log) for line in concerned], 4)
                 yield f"  Log: {logs}. Run again: {code(f'buildsys build {concerned[0].target}')}."

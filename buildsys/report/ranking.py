@@ -45,6 +45,7 @@ _TIED = "Engines with the same rank (=) are not distinguishable."
 _MOST_NAMES = 4
 _CLOSE = 1.02  # ratio below which a difference is not claimed without intervals
 _MEASURED = (LATENCY, THROUGHPUT)
+WAIT = "Do not ship yet"  # a headline
 LEFT_OUT = "left out"  # status of a verified engine without a place
 Span = tuple[float, float, float]  # a figure, and the ends of its interval; smaller is better
 
@@ -349,7 +350,7 @@ def headline(report: Report, shipped: Recommendation | None) -> str:
     verdict = report.verdict.status
     if verdict == PASSED or (verdict == "partial" and shipped.timing is not None):
         return f"Ship {shipped.engine}"
-    return "Do not ship yet"
+    return WAIT
 
 
 def _margin(report: Report, engine: str) -> ErrorMargin | None:

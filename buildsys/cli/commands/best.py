@@ -10,7 +10,14 @@ from buildsys.cli.failure_report import current_report
 from buildsys.cli.session import BuildSession
 from buildsys.errors import UsageError
 from buildsys.report.formatting import fold
-from buildsys.report.ranking import headline, rank_engines, ranking_table, recommend, timed_cases
+from buildsys.report.ranking import (
+    WAIT,
+    headline,
+    rank_engines,
+    ranking_table,
+    recommend,
+    timed_cases,
+)
 from buildsys.report.report_types import LATENCY, MEASURES, plain_values
 
 SCHEMA = "buildsys/best/1"
@@ -52,10 +59,10 @@ def run(options: Namespace) -> int:
 
     def lines() -> Iterator[str]:
         verdict = report.verdict
-        detail = verdict.text if title == "Do not ship yet" else verdict.doubts
+        detail = verdict.text if title == WAIT else verdict.doubts
         yield f"{title}: {detail}" if detail else title
         prefix = f"Of what has passed, the best is {shipped.engine}. "
-        yield f"{prefix if title == 'Do not ship yet' else ''}{shipped.why}"
+        yield f"{prefix if title == WAIT else ''}{shipped.why}"
         if ranking.ranked:
             table = ranking_table(ranking)
             case = f", case {ranking.case} ({ranking.dims})" if ranking.case else ""

@@ -17,7 +17,7 @@ from buildsys.cli.console.progress import ConsoleLine, broken_lines, is_implied,
 from buildsys.cli.console.rows import text_console
 from buildsys.cli.session import BuildSession
 from buildsys.errors import with_hint
-from buildsys.report.formatting import duration, fold
+from buildsys.report.formatting import LONGEST_REASON, duration, fold
 from buildsys.report.key_figures import key_figure
 from buildsys.stages.table import REPORT
 from buildsys.system.printable import printable, printable_line
@@ -95,7 +95,7 @@ def print_summary(
     for line in lines:
         if line.status == "failed":
             text = with_hint(line.reason, line.hint)
-            if fold(text)[1] and line.hint:
+            if len(line.hint) > LONGEST_REASON:
                 text = f"{line.reason}\n{line.hint}"
             text = f"{'failed':<11}  {line.target}  {line.took}  {text}"
             print_line(text.replace("\n", "\n  "))

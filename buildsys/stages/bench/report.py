@@ -4,13 +4,7 @@ from typing import Any
 
 from buildsys.report import formatting as q
 from buildsys.report.engines import contender_title
-from buildsys.stages.bench.result import (
-    ENGINE_CONTENDERS,
-    BenchCase,
-    BenchResult,
-    engine_contender,
-    is_noisy,
-)
+from buildsys.stages.bench.result import ENGINE_CONTENDERS, BenchCase, BenchResult, engine_contender
 
 _CLEARLY_FASTER = 0.98
 
@@ -20,7 +14,7 @@ def key_figure(result: BenchResult) -> str:
     name, case, contender = _headline(result)
     contenders = case["contenders"]
     own = contenders[contender]
-    if is_noisy(result, own):
+    if own.get("noisy"):
         return f"noisy, no headline ({name}: p50 {q.latency(own['p50_ms'], noisy=True)} ms)"
     text = f"{name}: p50 {q.with_interval(own)} ms"
     speedup = case.get("speedup")
@@ -50,7 +44,7 @@ def history_figures(result: BenchResult) -> dict[str, Any]:
         "speedup": case.get("speedup"),
         "fastest": min(medians, key=lambda name: medians[name], default=None),
         "device_memory_bytes": own.get("device_memory_bytes"),
-        "noisy": (result.get("noisy") or [own["noisy"]]) if is_noisy(result, own) else None,
+        "noisy": [own["noisy"]] if own.get("noisy") else None,
     }
 
 

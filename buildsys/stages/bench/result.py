@@ -81,14 +81,6 @@ def median_doubt(
     return f"the median is only known within ±{within}"
 
 
-def is_noisy(result: BenchResult, contender: ContenderResult) -> bool:
-    """Tell if a median is not steady; a noisy result that names no contender concerns all."""
-    if contender.get("noisy") or not result.get("noisy"):
-        return bool(contender.get("noisy"))
-    cases = result.get("cases", {}).values()
-    return not any(own.get("noisy") for c in cases for own in c.get("contenders", {}).values())
-
-
 def is_recorded_noisy(figures: Mapping[str, Any]) -> bool:
     """Tell if the history's figures of a benchmark have a latency that is not steady."""
     if figures.get("noisy"):

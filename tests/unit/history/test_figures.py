@@ -25,6 +25,7 @@ BENCH = {
                     p50_interval_ms=[1.75, 2.25],
                     gpu=contender(1.5, p50_interval_ms=[1.25, 1.75]),
                     device_memory_bytes=7,
+                    noisy="the GPU was throttled",
                 ),
                 "torch_compile": contender(1.0),
             },

@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from buildsys.stages.bench.result import ENGINE_CONTENDERS
+
 HOSTILE = (
     "``` `` <img src=x onerror=alert(1)> ]]> &lt;b&gt; | ![i](http://x) [l](http://x)"
     "\x1b[2J\x07\u202e\n\n```\n# heading\n<script>alert(1)</script>\n~~~\n"
@@ -15,7 +17,7 @@ FIXED = {"model", "stage", "target", "status", "built", "verified", "timed", "wh
 def with_hostile_names(value: Any) -> Any:
     """Add hostile text to every free text of a report."""
     if isinstance(value, str):
-        return value and value + HOSTILE
+        return value and value + HOSTILE * (value not in ENGINE_CONTENDERS)  # else a baseline
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         changes = {
             field.name: with_hostile_names(getattr(value, field.name))
