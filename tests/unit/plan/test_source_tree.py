@@ -117,6 +117,32 @@ def test_files_outside_the_project_have_names_of_their_own(project: Path) -> Non
     assert closure(project, "link.py") == {"link.py", "blocks.py", "common.py"}
 
 
+def test_a_module_depends_on_its_packages_and_on_all_code_roots(project: Path) -> None:
+    write(
+        project,
+        src__app__nets__net="import app.parts, shared.deep, common\nfrom .. import late",
+        src__app__parts="",
+        src__app__late="",
+        src__app__unused="",
+        common="",
+    )
+    for package in ("src/app", "src/app/nets"):
+        (project / package / "__init__.py").touch()
+    write(project.parent, lib__shared__deep="from . import near", lib__shared__near="", no="")
+    own = {f"src/app/{name}.py" for name in ("__init__", "nets/__init__", "nets/net", "parts")}
+    own |= {"src/app/late.py", "common.py"}
+    for code, folder in (("../lib", "../lib"), (f"{project.parent}/lib", f"{project.parent}/lib")):
+        files = own | {f"{folder}/shared/deep.py", f"{folder}/shared/near.py"}
+        for source in ("app.nets.net:", "src/app/nets/net.py"):
+            tree = SourceTree(str(project), digest, Texts(), code=(code,))
+            assert {*tree.dependencies([source]).files} == files
+    tree = SourceTree(str(project), digest, Texts())
+    assert {*tree.dependencies(["app.nets.net:"]).files} == own
+    installed = tree.dependencies(["torchvision.models:", "app.no:"])
+    assert installed.files == {}
+    assert installed.outside == [Import(0, "app.no"), Import(0, "torchvision.models")]
+
+
 def test_includes_outside_the_project_count(project: Path) -> None:
     for name, text in {"lib/op.cpp": '#include "../inc/op.h"', "inc/op.h": "", "op.h": ""}.items():
         (project.parent / name).parent.mkdir(exist_ok=True)
