@@ -21,6 +21,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, TextIO
 
@@ -202,9 +203,8 @@ class ProjectTasks:
         models = [group for group in members if group.startswith(f"{BUILD}:")]
         broken = [_manifest_task(file) for file in session.broken]
         for name in sorted(members, key=lambda name: name.count(":")):  # a stage before its parts
-            after = (
-                [*models, *broken] if name == BUILD else members[name] if ":" in name else broken
-            )
+            after = members[name] if ":" in name else broken
+            after = [*models, *broken] if name == BUILD else after
             yield _group_task(session, name, members[name], after)
         for target in targets:
             yield _target_task(session, target, targets)
@@ -239,9 +239,8 @@ class ProjectTasks:
             session.leave_out([name for name in own if not name.startswith(f"{MANIFEST}:")])
         if any("/" in name for name in own):
             return  # doit takes outputs, too
-        names[:] = [
-            n for name in names for n in (session.full_names([name]) if name in own else [name])
-        ]
+        full = [session.full_names([name]) if name in own else [name] for name in names]
+        names[:] = dict.fromkeys(chain.from_iterable(full))
         if others:
             return
         if command == "run":
