@@ -104,17 +104,18 @@ def first_names(names: Sequence[str], most: int) -> str:
 def fold(text: str, most: int = LONGEST_REASON) -> tuple[str, str]:
     """Split a reason into one line of at most ``most`` characters, and the rest.
 
-    The cut is at the end of a clause or a word, outside of code in backticks if possible.
+    The cut is after a semicolon, a clause or a word, outside of code in backticks if possible.
     """
     line = " ".join(text.split())
     if len(line) <= most:
         return line, ""
-    room, least = line[: most - 2], most * 2 // 3  # " …" marks the cut
+    room = line[: most - 2]  # " …" marks the cut
     ends = [match.end() for match in re.finditer(" ", room)]
     ends = [end for end in ends if room[:end].count("`") % 2 == 0]
-    late = [end for end in ends if end > least]
-    clauses = [end for end in late if room[end - 2] in ";:."]
-    end = max(clauses or late or ends, default=len(room))
+    sentences = [end for end in ends if end > most // 3 and room[end - 2] == ";"]
+    late = [end for end in ends if end > most * 2 // 3]
+    clauses = [end for end in late if room[end - 2] in ":."]
+    end = max(sentences or clauses or late or ends, default=len(room))
     return f"{line[:end].rstrip()} …", line[end:].lstrip()
 
 
