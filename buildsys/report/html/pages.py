@@ -31,7 +31,7 @@ from buildsys.system.printable import printable
 INDEX = "index.html"
 MODEL = "model.html"
 MACROS = "macros.html"
-STATUS_TEXTS = {"absent": "no result", "partial": "incomplete", "broken": "manifest broken"}
+STATUS_TEXTS = {"absent": "no result", "broken": "manifest broken"}
 _CODE = re.compile(r"`([^`\n]+)`")
 
 
