@@ -38,18 +38,6 @@ class StateDict(NamedTuple):
         return ".".join(filter(None, (self.path, self.prefix)))
 
 
-class _Partial(NamedTuple):
-    """A place with some names of a network."""
-
-    names: int
-    path: str
-    prefix: str
-
-    @property
-    def key(self) -> str:
-        return ".".join(filter(None, (self.path, self.prefix[:-1])))
-
-
 def find_state(
     loaded: State, module: nn.Module, weights: Mapping[str, Any], title: str
 ) -> StateDict:
@@ -61,20 +49,25 @@ def find_state(
     """
     expected = module.state_dict()
     groups = [names for names in tied_names(expected) if not names[0].endswith(COUNTER)]
-    maps, fitting, partial = dict(state_maps(loaded)), list[StateDict](), list[_Partial]()
+    maps, fitting, partial = (
+        dict(state_maps(loaded)),
+        list[StateDict](),
+        list[tuple[int, StateDict]](),
+    )
     total = sum(map(_tensors, maps.values()))
     for path, tensors in maps.items():
         counts = Counter(prefix for name in tensors for prefix in _prefixes(name, expected))
         for prefix, count in sorted(counts.items(), key=lambda entry: len(entry[0])):
-            partial.append(_Partial(count, path, prefix))
+            place = StateDict(path, prefix[:-1], {}, 0)
+            partial.append((count, place))
             if count < len(groups):
                 continue
-            whole = _cut(path, tensors, prefix, expected, total)
+            whole = _cut(place, tensors, expected, total)
             if all(any(name in whole.state for name in names) for names in groups):
                 fitting.append(whole)
                 if not prefix:
                     break  # further names of a network are no part of it
-    partial = [place for place in partial if _is_at(weights, place.key)]
+    partial = [(count, place) for count, place in partial if _is_at(weights, place.key)]
     if (key := key_of(weights)) is not None and not partial:
         right = json.dumps(fitting[0].key) if len(fitting) == 1 else ""
         right += ", prefix: null" if weights.get("prefix") else ""
@@ -82,12 +75,10 @@ def find_state(
         raise _no_key(key, maps, title, changes)
     states = [state for state in fitting if _is_at(weights, state.key)]
     if not states:
-        most = max((place.names for place in partial), default=0)
-        places = [place for place in partial if place.names == most] or [_Partial(0, "", "")]
-        states = [
-            _cut(place.path, maps[place.path], place.prefix, expected, total)
-            for place in (places[:1] if weights["strict"] else places)
-        ]
+        most = max((count for count, _ in partial), default=0)
+        places = [place for count, place in partial if count == most] or [StateDict("", "", {}, 0)]
+        places = places[:1] if weights["strict"] else places
+        states = [_cut(place, maps[place.path], expected, total) for place in places]
     if len(states) > 1:
         states = [state for state in states if _has_shapes(state.state, expected)] or states
     _refuse_several([state.key for state in states], title)
@@ -189,15 +180,16 @@ def _prefixes(name: str, expected: State) -> Iterator[str]:
             return
 
 
-def _cut(path: str, tensors: State, prefix: str, expected: State, total: int) -> StateDict:
+def _cut(place: StateDict, tensors: State, expected: State, total: int) -> StateDict:
     """Take the tensors below a prefix, and further values that the network knows."""
+    start = f"{place.prefix}." if place.prefix else ""
     state = {
-        name[len(prefix) :]: value
+        name[len(start) :]: value
         for name, value in tensors.items()
-        if name.startswith(prefix)
-        and (isinstance(value, torch.Tensor) or name[len(prefix) :] in expected)
+        if name.startswith(start)
+        and (isinstance(value, torch.Tensor) or name[len(start) :] in expected)
     }
-    return StateDict(path, prefix[:-1], state, total - _tensors(state))
+    return place._replace(state=state, others=total - _tensors(state))
 
 
 def _tensors(state: State) -> int:

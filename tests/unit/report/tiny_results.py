@@ -192,7 +192,8 @@ class Results:
         ]
         self.passed("export:tiny", doubts=branches)
         state = {"kind": "state", "text": "it keeps state", "place": "net.py:20"}
-        self.passed("reference:tiny", doubts=[state])
+        lacking = {"kind": "weights", "text": "the file lacks it", "place": "head.bias"}
+        self.passed("reference:tiny", doubts=[state, lacking])
         left_out = {"kind": "uncompared", "text": "not compared", "place": "drawn-1"}
         zero = {"kind": "output", "text": "it is zero everywhere", "place": "scores"}
         for target in ("validate:tiny", "verify:tiny:ort-cpu"):
