@@ -28,22 +28,22 @@ class Net(torch.nn.Module):
         branches = torch.ops.mine.second, torch.ops.mine.third
         return torch.ops.mine.first(torch.cond(x.sum() > 0, *branches, (x,)))
 """
-LISTED = "mine::first (net.py:9), mine::second (net.py:11), mine::third (net.py:11)"
+LISTED = "mine::first (loose.py:9), mine::second (loose.py:11), mine::third (loose.py:11)"
 
 
 def test_all_operators_without_an_implementation_are_named(tmp_path: Path) -> None:
-    (tmp_path / "net.py").write_text(NET)
+    (tmp_path / "loose.py").write_text(NET)
     engine, options = {"backend": "coreml", "name": "e"}, {"exporter": "dynamo", "opset": 18}
-    resolved = manifest(source={"python": "net.py:Net"}, engines=[engine], export=options)
+    resolved = manifest(source={"python": "loose.py:Net"}, engines=[engine], export=options)
     job = stage_job("export", resolved, tmp_path, tmp_path)
     with pytest.raises(StageError, match="cannot translate 3 operators to opset 18: ") as error:
         export.run(job)
     assert error.value.problem.endswith(f": {LISTED}")
-    sys.modules.pop("net").library._destroy()
+    sys.modules.pop("loose").library._destroy()
 
     job = stage_job("program", resolved, tmp_path, tmp_path)
     program.run(job)
-    net = sys.modules["net"]
+    net = sys.modules["loose"]
     receiver = tmp_path / "receiver"  # a project without the network's code
     receiver.mkdir()
     captured = torch.export.export(net.Net(), (torch.ones(3, 4),))
@@ -54,11 +54,11 @@ def test_all_operators_without_an_implementation_are_named(tmp_path: Path) -> No
         load_captured(request, "Core ML")
     files = {"inputs": {"program": request.program}, "advisory": job.outputs}
     hint = explain_refusal(refusal.value, request, replace(job, **files)).hint
-    calls = [f"mine::{name} is called at net.py:11" for name in ("first", "second", "third")]
+    calls = [f"mine::{name} is called at loose.py:11" for name in ("first", "second", "third")]
     assert hint.startswith("; ".join([*calls, "call other operators in forward"]))
 
     resolved = manifest(source={"exported_program": "net.pt2", "trusted": True})
     with pytest.raises(StageError) as error:
         export.run(stage_job("export", resolved, tmp_path, receiver))
-    listed = LISTED.replace("net.py", "../net.py")
+    listed = LISTED.replace("loose.py", "../loose.py")
     assert error.value.problem.endswith(f"cannot load net.pt2: nothing registers {listed}")

@@ -186,7 +186,12 @@ def test_doit_lists_and_stops_the_servers(project: ProjectFolder, folder: Path) 
     project.environment |= {"XDG_RUNTIME_DIR": str(folder.parent), "BUILDSYS_WORKER_IDLE": "60"}
     assert project.buildsys("cache", "workers").out == "no worker servers\n"
     server = server_of(project.root)
-    head, row = project.buildsys("cache", "workers").out.splitlines()
+
+    def workers() -> str:
+        return project.buildsys("cache", "workers").out
+
+    wait_until(lambda: " working " not in workers(), "the first job's process has not ended")
+    head, row = workers().splitlines()
     assert head.split() == ["pid", "kind", "state", "python", "project"]
     assert row.split()[:3] == [str(server), "bare", "idle"]
     assert row.split()[-2:] == [sys.executable, str(project.root)]
