@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from buildsys.errors import StageError
-from buildsys.evaluation.batch import MIB, Batch, Inputs, digests, input_digests, rows_of_half
+from buildsys.evaluation.batch import MIB, Batch, Inputs, digests, rows_of_half
 from buildsys.evaluation.metric import Metric, Records, join_records
 from buildsys.evaluation.samples import open_samples
 from buildsys.models.user_code import load_callable, reraise_as_stage_error
@@ -85,8 +85,10 @@ def record(
         if not len(batch):
             break
         done += len(batch)
+        marks = digests(batch)
         if half:
-            batch = batch.take(rows_of_half(input_digests(batch), half))
+            rows = rows_of_half(marks, half)
+            batch, marks = batch.take(rows), [marks[row] for row in rows]
         if len(batch):
             size = max(least, -(-len(batch) // step) * step)
             outputs = _outputs(batch, inputs, size, predict)
@@ -97,7 +99,7 @@ def record(
             if in_memory > _LIMIT:
                 problem = f"{metric.title} needs more than 1 GiB of predictions"
                 raise StageError(problem, "set evaluate.samples, or evaluate a number per sample")
-            waiting.append(Recorded(records, batch.names, digests(batch)))
+            waiting.append(Recorded(records, batch.names, marks))
         count(done, max(most, done) if most else 0, "samples")
         if parts and waiting and time.monotonic() - saved_at >= _SAVE_INTERVAL_S:
             parts.mkdir(parents=True, exist_ok=True)
