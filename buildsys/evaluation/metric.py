@@ -4,6 +4,7 @@ Records are arrays with a row per sample, small whatever the size of outputs, an
 nothing else.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ Records = dict[str, Array]
 Outputs = Mapping[str, Array]  # by name, with the batch axis
 
 
-class Metric:
+class Metric(ABC):
     """A figure of a model on labelled samples."""
 
     title: str
@@ -74,13 +75,13 @@ class Metric:
         counts = np.unique(records["label"], return_counts=True)[1]
         return float(len(counts) ** 2 / (1 / counts).sum())
 
+    @abstractmethod
     def errors(self, records: Records) -> Array:
         """Measure how wrong each row is, to order what changes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def describe(self, records: Records, row: int) -> tuple[str, str]:
         """Write prediction and label of a row for people."""
-        raise NotImplementedError
 
     def per_class(self, records: Records) -> dict[str, tuple[int, float]]:
         """Count the labels of each class and compute its value; {} without classes."""
@@ -92,8 +93,9 @@ class Metric:
     def _per_class(self, _records: Records) -> tuple[Array, Array]:
         return np.zeros(0), np.zeros(0)
 
+    @abstractmethod
     def _records(self, outputs: Outputs, batch: Batch) -> Records:
-        raise NotImplementedError
+        """Reduce checked outputs to a row per sample."""
 
     def _value(self, records: Records) -> float:
         return float(self.errors(records).mean())

@@ -8,7 +8,8 @@ import pytest
 from evaluation_records import classified, drawn, metric_of, records_of, regressed
 
 from buildsys.errors import StageError
-from buildsys.evaluation.metric import Metric, Records
+from buildsys.evaluation.metric import Records
+from buildsys.evaluation.regression import R2
 from buildsys.evaluation.statistics import (
     Interval,
     interval_of_others,
@@ -174,7 +175,7 @@ def test_equal_records_give_equal_intervals() -> None:
 
 
 def test_a_metric_without_values_of_draws_is_undecided() -> None:
-    class Range(Metric):
+    class Range(R2):
         """A metric of all rows, undefined without one of them."""
 
         title, draws = "range", 200
