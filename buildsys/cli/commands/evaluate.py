@@ -83,7 +83,7 @@ def run(options: Namespace) -> int:
 
 
 def _section(session: BuildSession, model: str, data: str, metric: str) -> dict[str, Any]:
-    """Write the section for other data. Raises: UsageError: there is no such data or metric."""
+    """Make a section `evaluate` with other data. Raises: UsageError: data or metric is missing."""
     if not metric and not session.project.models[model].data["evaluate"]:
         raise UsageError(f"the manifest of {model} has no metric", "add --metric, such as top1")
     typed, function = split_reference(data)

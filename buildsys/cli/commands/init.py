@@ -174,7 +174,7 @@ def _is_taken(root: Path, name: str) -> bool:
 
 
 def _takes_manifests(root: Path, folder: Path) -> bool:
-    """Check that a folder has no files that would be read as manifests, or only right ones."""
+    """Check that no file of a folder would be a broken manifest."""
     if not os.path.lexists(folder):
         return True
     if not folder.is_dir() or folder.is_symlink():

@@ -59,7 +59,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "The model is run at several sizes; its inputs, outputs and dynamic axes are written to\n"
         "configs/models/MODEL.yaml, and the first export that leads to a verified engine, unless\n"
         "BUILDSYS_TRIALS=0. --input describes an input of unknown shape; a word is a dynamic\n"
-        "dimension, a range those of values: --input image=batch,3,224,224 or\n"
+        "dimension, LOW..HIGH limits the values: --input image=batch,3,224,224 or\n"
         "--input ids=batch,16:int64:0..99\n"
         "A FOLDER: all its ONNX files, named by their paths; existing manifests are kept"
     )
@@ -124,7 +124,7 @@ def _settings(source: Mapping[str, Any], options: Namespace) -> dict[str, Any]:
             raise UsageError(problem, "write for example '{width: 64}'")
     if options.weights:
         settings["weights"] = _weights(options.root, options.weights)
-    has_weights = "checkpoint" in source  # those of the checkpoint
+    has_weights = "checkpoint" in source
     taken = {"weights"} if has_weights else set()
     if unknown := [name for name in settings if name not in _defaults(source).keys() - taken]:
         raise UsageError(f"--{unknown[0]} is not for models of this kind", "remove it")
@@ -135,7 +135,7 @@ def _settings(source: Mapping[str, Any], options: Namespace) -> dict[str, Any]:
 
 
 def _weights(root: Path, text: str) -> dict[str, Any]:
-    """Complete the section of a file. Raises: UsageError: it is not valid, or there is no file."""
+    """Make a section `weights`. Raises: UsageError: it is not valid, or its file is missing."""
     import yaml  # only here
 
     from buildsys.manifest.schema.source import WeightsFile  # slow to import

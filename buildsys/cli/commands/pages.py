@@ -257,7 +257,7 @@ def _thumbnail(root: Path, name: str) -> bytes:
     try:
         path = (root / name).resolve().relative_to(root.resolve())
         with warnings.catch_warnings(), Image.open(root / path, formats=IMAGE_FORMATS) as image:
-            warnings.simplefilter("error")  # of a picture that is too large
+            warnings.simplefilter("error")  # Pillow warns of huge pictures
             image.draft("RGB", (_THUMBNAIL_PIXELS, _THUMBNAIL_PIXELS))
             image.thumbnail((_THUMBNAIL_PIXELS, _THUMBNAIL_PIXELS))
             image.convert("RGB").save(small, "PNG")
