@@ -21,6 +21,11 @@ from project_folder import ProjectFolder
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = ("resnet18", "resnet50", "mobilenet_v3_small", "efficientnet_b0", "swin_t")
 PRECISIONS = ("fp32", "fp16", "int8")
+# cuBLAS and cuDNN need not be there
+ENGINE: dict[str, Any] = {
+    "backend": "tensorrt",
+    "tactic_sources": ["edge_mask_convolutions", "jit_convolutions"],
+}
 BATCHES = {"min": 1, "opt": 8, "max": 16}
 # entropy cuts off too much of what SiLU, squeeze-and-excitation and attention give
 # (docs/precision.md)

@@ -10,7 +10,7 @@ import onnx
 import torch
 from sklearn.datasets import load_digits
 from small_graphs import parse
-from stage_jobs import manifest
+from stage_jobs import job_files, manifest
 from torch import nn
 
 from buildsys.backends.onnxruntime.session import OrtGraph
@@ -129,14 +129,9 @@ class Digits:
 
     def run(self, target: str, toolchain: Toolchain | None = None) -> StageResult:
         action = self.actions[target]
-        outputs = {role: self.build / ref.path for role, ref in action.outputs.items()}
-        for path in outputs.values():
-            path.parent.mkdir(parents=True, exist_ok=True)
-        paths = {role: self.build / ref.path for role, ref in action.inputs.items()}
-        inputs = {role: path for role, path in paths.items() if path.exists()}
         job = Job(
             target=target, stage=action.stage, model="m", variant=action.variant,
-            options=action.options, inputs=inputs, outputs=outputs, project=self.project,
-            toolchain=toolchain, in_own_interpreter=toolchain is not None,
+            options=action.options, project=self.project, toolchain=toolchain,
+            in_own_interpreter=toolchain is not None, **job_files(action, self.build),
         )  # fmt: skip
         return STAGES[action.stage].run(job)

@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 from small_graphs import parse, weights
-from stage_jobs import manifest
+from stage_jobs import job_files, manifest
 
 from buildsys.backends.onnxruntime.session import OrtGraph
 from buildsys.onnx_graphs.tensors import save_case, tensor_of
@@ -118,20 +118,14 @@ class Chain:
     def run(self, target: str, stage: str = "", **options: Any) -> StageResult:
         """Run a target, or another stage with its inputs and further options."""
         action = self.action(target)
-        outputs = {role: self.build / ref.path for role, ref in action.outputs.items()}
-        for path in outputs.values():
-            path.parent.mkdir(parents=True, exist_ok=True)
-        paths = {role: self.build / ref.path for role, ref in action.inputs.items()}
-        inputs = {role: path for role, path in paths.items() if path.exists()}
         job = Job(
             target=target,
             stage=action.stage,
             model="m",
             variant=action.variant,
             options={**action.options, **options},
-            inputs=inputs,
-            outputs=outputs,
             project=self.project,
+            **job_files(action, self.build),
         )
         return STAGES[stage or action.stage].run(job)
 

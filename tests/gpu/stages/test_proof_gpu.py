@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from gpu_marks import DRIVER, TENSORRT_ON_GPU
-from model_project import gpu_project
+from model_project import ENGINE, gpu_project
 from project_folder import ProjectFolder
 
 from buildsys.manifest.value_ranges import VALUE_CASES
@@ -29,11 +29,6 @@ class Convolutions(torch.nn.Sequential):
         layers = [first, torch.nn.ReLU(), last]
         super().__init__(*layers, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
 """
-# cuBLAS and cuDNN need not be there
-ENGINE: dict[str, Any] = {
-    "backend": "tensorrt",
-    "tactic_sources": ["edge_mask_convolutions", "jit_convolutions"],
-}
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buildsys.errors import StageError
-from buildsys.evaluation.batch import MIB, Batch, digests, input_digests, reading, regroup
+from buildsys.evaluation.batch import MIB, Batch, Samples, digests, input_digests, reading, regroup
 from buildsys.evaluation.samples import open_samples
 
 NPZ = {"npz": "data.npz", "labels": "y"}
@@ -48,14 +48,20 @@ def test_rows_of_an_npz_file_are_read_in_order(tmp_path: Path, saver: Any, start
     assert open_samples(NPZ, inputs(2), tmp_path).count == 10
 
 
+def read_all(samples: Samples, size: int) -> tuple[int, int]:
+    """Return the number of samples, and the peak of memory in bytes."""
+    tracemalloc.start()
+    count = sum(len(batch) for batch in samples.batches(size))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return count, peak
+
+
 @pytest.mark.parametrize("saver", SAVES)
 def test_memory_stays_flat_while_an_npz_file_is_read(tmp_path: Path, saver: Any) -> None:
     save(tmp_path, saver, x=np.zeros((3000, 8192), np.float32), y=np.zeros((3000, 64), np.uint8))
     samples = open_samples(NPZ, inputs(8192), tmp_path)
-    tracemalloc.start()
-    count = sum(len(batch) for batch in samples.batches(16))
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
+    count, peak = read_all(samples, 16)
     assert count == 3000  # 94 MiB
     assert peak < 8 * MIB
 
@@ -63,10 +69,7 @@ def test_memory_stays_flat_while_an_npz_file_is_read(tmp_path: Path, saver: Any)
 def test_memory_stays_flat_while_a_generator_is_read(tmp_path: Path) -> None:
     data = generator(tmp_path, "for n in range(50):\n    yield np.ones((64, 8192), 'f4'), [n] * 64")
     samples = open_samples(data, inputs(8192), tmp_path)
-    tracemalloc.start()
-    count = sum(len(batch) for batch in samples.batches(48))
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
+    count, peak = read_all(samples, 48)
     assert count == 3200  # 100 MiB
     assert peak < 20 * MIB
 
