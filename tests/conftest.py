@@ -7,6 +7,7 @@ import shutil
 import signal
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,17 @@ def pytest_runtest_setup() -> None:
     """
     for name in [name for name in os.environ if name.startswith(("KMP_", "ONNXSIM_"))]:
         del os.environ[name]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """Forget the modules of a test's own folder: another test may find them by their names."""
+    folder = getattr(item, "funcargs", {}).get("tmp_path")
+    yield
+    if folder is not None:
+        for name, module in list(sys.modules.items()):
+            if (getattr(module, "__file__", None) or "").startswith(f"{folder}/"):
+                del sys.modules[name]
 
 
 def pytest_collection() -> None:
