@@ -37,7 +37,8 @@ _INT4 = ("block_size", "symmetric", "accuracy_level", "exclude")  # fields of qu
 _DYNAMIC = ("per_channel", "reduce_range", "exclude")
 _LISTS = ("sources", "after", "code", "tools", "environment")  # fields of an action
 _IMPORT_TORCH = frozenset(("torch", "nvidia-modelopt"))  # distributions
-TORCH_BASELINES = ("torch", "torch_cuda_graph", "torch_compile")
+_GPU_BASELINES = ("torch_cuda_graph", "torch_tensorrt")
+TORCH_BASELINES = ("torch", "torch_compile", *_GPU_BASELINES)
 _BASELINE_PRECISIONS = ("fp32", "fp16", "bf16")
 
 
@@ -351,7 +352,7 @@ class EnginePlan:
         return [
             name
             for name in self.model.spec["bench"]["baselines"]
-            if (self.on_gpu or name != "torch_cuda_graph")
+            if (self.on_gpu or name not in _GPU_BASELINES)
             and (torch or name not in TORCH_BASELINES)
             and not (self.model.definition and name == ONNXRUNTIME)
         ]

@@ -192,6 +192,7 @@ _TITLES = {
     ENGINE_CUDA_GRAPH: "engine, CUDA graph",
     "torch_cuda_graph": "torch, CUDA graph",
     "torch_compile": "torch.compile",
+    "torch_tensorrt": "Torch-TensorRT",
     "onnxruntime": "ONNX Runtime (defaults)",
 }
 

@@ -24,7 +24,7 @@ CudaGraph = Annotated[
     BeforeValidator(_check_switches),
     WithJsonSchema({"anyOf": [_BOOLEAN, _BOOLEANS]}),
 ]
-Baseline = Literal["torch", "torch_cuda_graph", "torch_compile", "onnxruntime"]
+Baseline = Literal["torch", "torch_cuda_graph", "torch_compile", "torch_tensorrt", "onnxruntime"]
 
 
 class NoiseSpec(Spec):

@@ -33,7 +33,8 @@ def plan_bench(model: ModelPlan, engine: EnginePlan) -> Iterator[Action]:
     torch = any(baseline in TORCH_BASELINES for baseline in engine.baselines)
     if torch:
         options["network"] = {**model.network.options, "outputs": {}}  # outputs are not checked
-        tools += ["triton"] if "torch_compile" in engine.baselines else []
+        compilers = {"torch_compile": "triton", "torch_tensorrt": "torch-tensorrt"}
+        tools += [compilers[name] for name in compilers if name in engine.baselines]
         if final.golden_folder != model.exported.golden_folder:  # the network's inputs differ
             for case in cases:
                 file = FileRef(f"{model.exported.golden_folder}/{model.exported.origins[case]}.npz")

@@ -1,13 +1,14 @@
 """PyTorch baselines: eager, as a CUDA graph, and compiled.
 
 Source: PyTorch documentation, "CUDA semantics: CUDA Graphs", "torch.compile", "Channels Last Memory
-Format".
+Format"; Torch-TensorRT documentation, "TensorRT Backend for torch.compile".
 """
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -74,9 +75,13 @@ class TorchNetwork:
         return f"{self._precision}{layout}{tf32}, cuDNN chooses by timing, one inference in flight"
 
     def form(self, name: str) -> Callable[[Mapping[str, Tensor]], Contender]:
-        """Choose the binding of one form: torch, torch_cuda_graph or torch_compile."""
-        captured, compiled = self._captured, self._compiled
-        forms = {"torch": self._eager, "torch_cuda_graph": captured, "torch_compile": compiled}
+        """Choose the binding of one form of PyTorch by its name in a manifest."""
+        forms: dict[str, Callable[[Tensors], Call]] = {
+            "torch": self._eager,
+            "torch_cuda_graph": self._captured,
+            "torch_compile": self._compiled,
+            "torch_tensorrt": self._tensorrt,
+        }
         return partial(self._bind, forms[name])
 
     def _bind(self, form: Callable[[Tensors], Call], inputs: Mapping[str, Tensor]) -> Contender:
@@ -125,15 +130,30 @@ class TorchNetwork:
         return replay
 
     def _compiled(self, tensors: Tensors) -> Call:
-        self._progress("compiling the PyTorch baseline")
         mode = "reduce-overhead" if self._on_gpu else "default"  # with CUDA graphs
+        return self._compile(tensors, "torch.compile", mode=mode)
+
+    def _tensorrt(self, tensors: Tensors) -> Call:
         try:
-            module = torch.compile(self._network.module, mode=mode, dynamic=False)
+            settings = import_module("torch_tensorrt").dynamo.CompilationSettings
+        except Exception as error:  # any, if it does not find TensorRT's libraries
+            reason = f"Torch-TensorRT cannot be imported: {first_line(error)}"
+            raise Unavailable(reason, "`pip install torch-tensorrt`") from error
+        # else parts that TensorRT refuses run in PyTorch without a word
+        options = {"pass_through_build_failures": True, "disable_tf32": not self._tf32}
+        if hasattr(settings, "use_explicit_typing"):  # the network's types; always, from 2.14
+            options["use_explicit_typing"] = True
+        return self._compile(tensors, "Torch-TensorRT", backend="torch_tensorrt", options=options)
+
+    def _compile(self, tensors: Tensors, compiler: str, **how: Any) -> Call:
+        self._progress(f"compiling the PyTorch baseline with {compiler}")
+        try:
+            module = torch.compile(self._network.module, dynamic=False, **how)
             call = self._eager(tensors, module)
             for _ in range(_WARM_UP_CALLS):
                 call()
         except Exception as error:  # from any library or compiler it calls
-            reason = f"torch.compile fails on the network: {first_line(error)}"
+            reason = f"{compiler} fails on the network: {first_line(error)}"
             raise Unavailable(reason) from error
         return call
 

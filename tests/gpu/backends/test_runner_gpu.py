@@ -216,6 +216,8 @@ def test_an_engine_and_its_baselines_are_timed_in_one_run(
     engine = engine_of(model, folder)
     compiled = os.environ.get("BUILDSYS_GPU_COMPILE", model == "resnet18" and "1")
     baselines = ("torch", "torch_cuda_graph", *(("torch_compile",) if compiled == "1" else ()))
+    if importlib.util.find_spec("torch_tensorrt"):
+        baselines = (*baselines, "torch_tensorrt")
     job = bench_job(model, engine, tmp_path, cuda_graph=(False, True), baselines=baselines)
     result = bench.run(job)
     assert result.status == "passed"

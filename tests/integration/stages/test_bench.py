@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,20 @@ def test_a_baseline_that_cannot_run_is_left_out_with_its_reason(tmp_path: Path) 
     figures = bench.run(stage_job(spec, "bench", tmp_path)).figures
     assert set(figures["cases"]["opt"]["contenders"]) == {"engine"}
     assert "ONNX Runtime cannot load the graph" in figures["left_out"]["onnxruntime"]
+
+
+@pytest.mark.skipif(find_spec("torch_tensorrt") is not None, reason="Torch-TensorRT is installed")
+def test_torch_tensorrt_is_left_out_where_it_is_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("buildsys.plan.model_plan._GPU_BASELINES", ())  # planned without a GPU, too
+    figures = benched(tmp_path, net=NET, bench={"baselines": ("torch_tensorrt",)}).figures
+    assert set(figures["cases"]["opt"]["contenders"]) == {"engine"}
+    reason = figures["left_out"]["torch_tensorrt"]
+    assert reason == (
+        "Torch-TensorRT cannot be imported: No module named 'torch_tensorrt';"
+        " `pip install torch-tensorrt`"
+    )
 
 
 def test_pytorch_gets_the_inputs_from_before_surgery(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def test_an_engine_on_a_cpu_has_no_gpu_options() -> None:
 
 
 def test_each_engine_gets_the_options_it_supports() -> None:
-    asked = ("torch", "torch_cuda_graph", "torch_compile", "onnxruntime")
+    asked = ("torch", "torch_cuda_graph", "torch_compile", "torch_tensorrt", "onnxruntime")
     planned = plan(baselines=asked, cuda_graph=True, in_flight=2)
     on_cpu, by_ort, by_gpu = (
         planned[f"bench:net:{name}"].options["bench"] for name in ("ort", "cuda", "trt")
