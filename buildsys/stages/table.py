@@ -82,6 +82,7 @@ STAGES = (
         has_graph=True,
         compared=("bytes", "nodes"),
         sections=("simplify",),
+        has_checks=True,
     ),
     StageInfo(
         CALIBRATE,

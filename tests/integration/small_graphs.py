@@ -18,6 +18,8 @@ SIMPLIFY = {
     "constant_folding": True,
     "shape_inference": True,
     "fuse": True,
+    "skip_passes": [],
+    "extra_passes": [],
     "tensor_size_threshold": None,
 }
 

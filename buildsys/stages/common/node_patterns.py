@@ -39,14 +39,24 @@ def matching_pattern(name: str, patterns: Sequence[str]) -> str:
     return next((p for p in patterns if name == p or fnmatchcase(name, p)), "")
 
 
-def check_patterns(field: str, patterns: Sequence[str], names: Sequence[str]) -> None:
-    """Raise StageError for a pattern without a matching node."""
+def check_patterns(
+    field: str, patterns: Sequence[str], names: Sequence[str], what: str = "node"
+) -> None:
+    """Raise StageError for a pattern without a match."""
     for pattern in patterns:
         if not any(matching_pattern(name, [pattern]) for name in names):
             near = nearest(pattern, names, cutoff=0.5)
             hint = f"did you mean {' or '.join(near)}?"
-            examples = f"some names: {', '.join(names[:5])}"
-            raise StageError(f"{field}: {pattern} matches no node", hint if near else examples)
+            examples = f"some names: {', '.join(names[:5])}" if names else ""
+            raise StageError(f"{field}: {pattern} matches no {what}", hint if near else examples)
+
+
+def matching_names(
+    field: str, patterns: Sequence[str], names: Sequence[str], what: str
+) -> list[str]:
+    """List the names that match. Raises: StageError: a pattern has no match."""
+    check_patterns(field, patterns, names, what)
+    return [name for name in names if matching_pattern(name, patterns)]
 
 
 @dataclass(frozen=True)

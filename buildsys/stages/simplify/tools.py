@@ -23,6 +23,7 @@ from buildsys.onnx_graphs.onnx_file import (
     subgraphs,
     tool_errors,
 )
+from buildsys.stages.common.node_patterns import matching_names
 
 KEEP_GRAPH = ("simplify: {tool: none}",)  # a change of the manifest
 _MAX_THRESHOLD = 2**31 - 10000  # onnxsim refuses larger ones
@@ -41,6 +42,16 @@ def simplify_by_onnxsim(
         "perform_optimization": spec["fuse"],
         "mutable_initializer": initializers_are_inputs,
     }
+    onnxsim = _import_onnxsim()
+    native, what = onnxsim.onnxsim_cpp2py_export, "pass of onnxsim"
+    # first, as it registers passes of both lists; onnxsim 0.7 has no further ones
+    further: list[str] = getattr(native, "_list_other_optimizers", list)()
+    passes = native._list_optimizers()
+    skipped = matching_names("simplify.skip_passes", spec["skip_passes"], passes, what)
+    extra = matching_names("simplify.extra_passes", spec["extra_passes"], further, what)
+    options["skipped_optimizers"] = skipped
+    if extra:
+        options["extra_optimizers"] = extra
     threshold = spec["tensor_size_threshold"]
     if threshold is not None:
         options["tensor_size_threshold"] = f"{min(threshold, _MAX_THRESHOLD)}B"
@@ -54,7 +65,6 @@ def simplify_by_onnxsim(
     if offloaded:
         load_external_data_for_model(skeleton, str(source.parent))
         graph = skeleton
-    onnxsim = _import_onnxsim()
     with tool_errors("onnxsim cannot simplify the graph", changes=KEEP_GRAPH):
         model: ModelProto = onnxsim.simplify(graph, **options)[0]
     others = [prop for prop in model.metadata_props if not prop.key.startswith("onnxsim.")]
@@ -91,16 +101,20 @@ def simplify_by_onnxslim(
         raise StageError("onnxslim cannot keep initializers that are inputs", changes=KEEP_GRAPH)
     try:
         import onnxslim
+        from onnxslim.core.pattern.registry import DEFAULT_FUSION_PATTERNS
     except ImportError as error:
         raise Unavailable("onnxslim is not installed", "pip install 'buildsys[slim]'") from error
     skipped = [] if spec["constant_folding"] else ["constant_folding"]
     skipped += [] if spec["fuse"] else ["graph_fusion"]
+    patterns, names = spec["skip_passes"], [*DEFAULT_FUSION_PATTERNS]
+    fusions = matching_names("simplify.skip_passes", patterns, names, "fusion of onnxslim")
     model = load_model(source)
     with tool_errors("onnxslim cannot simplify the graph", changes=KEEP_GRAPH):
         slimmed = onnxslim.slim(
             model,
             no_shape_infer=not spec["shape_inference"],
             skip_optimizations=skipped or None,
+            skip_fusion_patterns=fusions or None,
             size_threshold=spec["tensor_size_threshold"],
         )
     save_model(slimmed, target)

@@ -94,6 +94,39 @@ def test_without_fusion_batch_norm_stays(tmp_path: Path, tool: str) -> None:
     assert result.figures["after"]["operators"]["BatchNormalization"] == 1
 
 
+def test_passes_of_the_tool_are_skipped_and_added(tmp_path: Path) -> None:
+    for tool, fusion in {"onnxsim": "fuse_bn_*", "onnxslim": "FusionConvBN"}.items():
+        spec: dict[str, object] = {"tool": tool, "skip_passes": [fusion]}
+        result = simplify.run(simplify_job(tmp_path / tool, conv_bn(), simplify=spec))
+        assert result.status == "passed", result.reason
+        assert result.figures["after"]["operators"]["BatchNormalization"] == 1
+    product = parse("""(float[2,3] a, float[3,4] b) => (float[2,4] y) {
+        y = Einsum <equation = "ij,jk->ik"> (a, b) }""")
+    shapes = {"a": [2, 3], "b": [3, 4]}
+    inputs = {name: {"shape": shape, "dtype": "float32"} for name, shape in shapes.items()}
+    spec = {"extra_passes": ["replace_einsum_with_matmul"]}
+    result = simplify.run(
+        simplify_job(tmp_path / "e", product, inputs=inputs, cases={"opt": {}}, simplify=spec)
+    )
+    assert result.figures["after"]["operators"] == {"MatMul": 1}
+
+
+@pytest.mark.parametrize(
+    ("tool", "field", "name", "message"),
+    [
+        ("onnxsim", "skip_passes", "fuse_rom", "no pass of onnxsim; did you mean fuse_rope"),
+        ("onnxsim", "extra_passes", "einsum", "no pass of onnxsim; "),
+        ("onnxslim", "skip_passes", "FusionBN", "no fusion of onnxslim; did you mean FusionConvBN"),
+    ],
+)
+def test_an_unknown_pass_has_the_nearest_name(
+    tmp_path: Path, tool: str, field: str, name: str, message: str
+) -> None:
+    with pytest.raises(StageError) as caught:
+        simplify.run(simplify_job(tmp_path, conv_bn(), simplify={"tool": tool, field: [name]}))
+    assert f"simplify.{field}: {name} matches {message}" in str(caught.value)
+
+
 def test_the_size_threshold_stops_constants_from_blowing_up(tmp_path: Path) -> None:
     sizes = [64, 64, 8, 8]
     text = """(float[64,64,8,8] x) => (float[64,64,8,8] y) {
