@@ -5,6 +5,7 @@ import signal
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -43,7 +44,7 @@ SCHEMA, DRAWING_SCHEMA = "buildsys/inspect/1", "buildsys/picture/1"
 PREFIX, _HOST = "inspect:", "127.0.0.1"
 _INDENT = 12
 _SHOWN_OPERATORS, _SHOWN_ROWS = 12, 20
-_SHOWN_CONSUMERS = 6
+_SHOWN_CONSUMERS, _SHOWN_VALUES = 6, 8
 _ENGINE_HEADER = ("schema", "target", "stage", "model", "variant", "toolchain")
 Document = Mapping[str, Any]
 _entry = partial(titled_lines, indent=_INDENT)
@@ -61,7 +62,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     views = parser.add_mutually_exclusive_group()
     views.add_argument("--nodes", action="store_true", help="list every node")
     views.add_argument("--node", default="", help="show everything about one node")
-    views.add_argument("--tensor", default="", help="show everything about one tensor")
+    views.add_argument("--tensor", default="", help="show tensors of this name or pattern")
     views.add_argument(
         "--serve", action="store_true", help="show the graph in the netron viewer until Ctrl-C"
     )
@@ -103,26 +104,54 @@ def _describe(
 ) -> tuple[Document, Sequence[str]]:
     """Describe the requested part of the graph as JSON and text."""
     dims = case_values(session.project.models[head["model"]].data["dims"])["opt"]
-    request = {"graph": graph.request(), "dims": dims}
+    request = {"graph": graph.request(), "dims": dims, "values": options.tensor}
     document = {**head, **ask_inspection("describe", request)}
     if options.node:
         return _describe_nodes(head, document, options.node)
     if options.tensor:
-        name, tensors = options.tensor, document["tensors"]
-        if name not in tensors:
-            raise _unknown("tensor", name, tensors)
-        tensor = tensors[name]
-        return {**head, "tensors": {name: tensor}}, [
-            f"{tensor['kind']} {name}: {_typed(tensor)}",
-            *_entry("size", [size(tensor["bytes"])] if tensor["bytes"] is not None else []),
-            *_entry("producer", filter(None, [tensor["producer"]])),
-            *_entry("consumers", tensor["consumers"] or ["none"]),
-        ]
+        return _describe_tensors(head, document, options.tensor)
     if options.nodes:
         return document, _node_table(document)
     if graph.state != STORED and graph.action.target.startswith(f"{ENGINE}:"):
         document["placement"] = session.result(graph.action.target).get("placement", {})
     return document, _graph_lines(document)
+
+
+def _describe_tensors(
+    head: Document, document: Document, pattern: str
+) -> tuple[Document, Sequence[str]]:
+    """Describe the tensors of a name or pattern, with the values of constants."""
+    tensors, values = document["tensors"], document["values"]
+    names = [name for name in tensors if name == pattern or fnmatchcase(name, pattern)]
+    if not names:
+        raise _unknown("tensor", pattern, tensors)
+    lines: list[str] = []
+    for name in names[:_SHOWN_ROWS]:
+        tensor = tensors[name]
+        lines += [
+            f"{tensor['kind']} {name}: {_typed(tensor)}",
+            *_entry("size", [size(tensor["bytes"])] if tensor["bytes"] is not None else []),
+            *_entry("producer", filter(None, [tensor["producer"]])),
+            *_entry("consumers", tensor["consumers"] or ["none"]),
+            *_entry("values", _value_lines(values[name]) if name in values else []),
+        ]
+    more = len(names) - _SHOWN_ROWS
+    lines += [f"{more} more tensors (--json lists all)"] * (more > 0)
+    chosen = {n: {**tensors[n], **({"values": values[n]} if n in values else {})} for n in names}
+    return {**head, "tensors": chosen}, lines
+
+
+def _value_lines(values: Document) -> Iterator[str]:
+    """Yield statistics and the first values of a constant."""
+    number, first = values["count"], values["first"][:_SHOWN_VALUES]
+    if number > 1 and "min" in values:
+        facts = [f"{name} {values[name]:.6g}" for name in ("min", "max", "mean", "std")]
+        kinds = {"zeros": "0", "not_finite": "NaN or infinite"}
+        facts += [f"{count(values[kind])} {text}" for kind, text in kinds.items() if values[kind]]
+        yield ", ".join(facts)
+    more = [f"… {count(number)} in all"] if number > len(first) else []
+    texts = (f"{value:.6g}" if isinstance(value, float) else str(value) for value in first)
+    yield ", ".join([*texts, *more]) or "none"
 
 
 def _describe_nodes(

@@ -17,6 +17,7 @@ from buildsys.onnx_graphs.inspection.describe import describe
 from buildsys.onnx_graphs.inspection.diff import compare
 from buildsys.onnx_graphs.inspection.drawing import draw
 from buildsys.onnx_graphs.inspection.graph import PlainModel, plain_model
+from buildsys.onnx_graphs.inspection.values import describe_values
 from buildsys.onnx_graphs.onnx_file import load_model
 from buildsys.system.programs import render_svg
 
@@ -29,7 +30,12 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
     try:
         match request["question"]:
             case "describe":
-                return describe(_read(request["graph"]), request["dims"])
+                graph, proto = request["graph"], _read(request["graph"])
+                described = describe(proto, request["dims"])
+                if pattern := request.get("values"):
+                    data = Path(graph["data"] or Path(graph["file"]).parent)
+                    described["values"] = describe_values(proto, pattern, data)
+                return described
             case "compare":
                 return compare(_plain(request["first"]), _plain(request["second"]))
             case "draw":

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, parser
+from onnx import TensorProto, helper, numpy_helper, parser
 from small_graphs import conv_bn, make_model, simplify_job, weights, write
 
 from buildsys.errors import StageError
@@ -69,6 +69,30 @@ def test_the_description_of_a_graph_is_complete(tmp_path: Path) -> None:
     tensor = found["tensors"]["conv"]
     assert (tensor["producer"], tensor["consumers"]) == ("conv", ["bn"])
     assert tensor["shape"] == ["batch", 4, 8, 8]
+
+
+def test_constants_are_described_by_their_values(tmp_path: Path) -> None:
+    text = """<ir_version: 8, opset_import: ["": 17]> g (float[3] x) => (float[3] y) {
+        scale = Constant <value_floats = [1.5, 0.0, -2.0]> ()
+        shape = Constant <value = int64[1] {3}> ()
+        z = Mul(x, scale) w = Add(z, weight) y = Reshape(w, shape) }"""
+    model = parser.parse_model(text)
+    weight = np.array([np.nan, np.inf, 0.25], np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(weight, "weight"))
+    for external in (False, True):
+        path = tmp_path / "model.onnx"
+        options = {"save_as_external_data": True, "size_threshold": 0} if external else {}
+        onnx.save(model, path, location="model.onnx.data", **options)
+        request = {"question": "describe", "graph": graph(path), "dims": {}, "values": "*"}
+        values = json.loads(respond(request))["values"]
+        assert values["weight"] == {
+            "count": 3, "zeros": 0, "not_finite": 2,
+            "min": 0.25, "max": 0.25, "mean": 0.25, "std": 0.0, "first": ["nan", "inf", 0.25],
+        }  # fmt: skip
+        assert (values["scale"]["first"], values["scale"]["zeros"]) == ([1.5, 0.0, -2.0], 1)
+        assert values["shape"]["first"] == [3]
+    request["values"] = "sc*"
+    assert list(json.loads(respond(request))["values"]) == ["scale"]
 
 
 def test_bodies_functions_and_custom_domains_are_described(tmp_path: Path) -> None:

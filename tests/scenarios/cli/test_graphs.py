@@ -61,6 +61,10 @@ def test_inspect_shows_a_graph(ready_built: ReadyProject) -> None:
     node = ready_built.doit("inspect", f"{NET}:export", "--node", "z").out
     assert "x: float32 [batch, 256] from input" in node
     assert "z: float32 [batch, 256] to y" in node
+    tensors = ready_built.doit("inspect", f"{NET}:export", "--tensor", "*").out
+    assert re.search(r"initializer .*: float32 \[256, 256\]\n.*\n.*\n  values +min -\d", tensors)
+    assert "… 65,536 in all" in tensors
+    assert "input x: float32 [batch, 256]" in tensors
     assert ready_built.doit("inspect", f"{NET}:engine").out.startswith(
         "engine:a:ort: build/a/engine/ort/engine.onnx, "
     )
