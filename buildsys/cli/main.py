@@ -91,7 +91,9 @@ def run_command(name: str, arguments: Sequence[str]) -> int:
     if name not in _ANYWHERE:
         from buildsys.cli.environment_variables import check_variables
 
-        enter_project()
+        needs_project = getattr(module, "needs_project", lambda _: True)
+        if needs_project(options):
+            enter_project()
         options.root = Path.cwd()
         check_variables(options.root)
     code: int = module.run(options)

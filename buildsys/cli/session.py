@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from buildsys.workers.pool import WorkerPool
 
 _CLOSE_LIMIT_S = 5.0  # for stages that were interrupted
-_UNAVAILABLE, _NOISY = "unavailable", "noisy"  # statuses of the ledger, which some runs do not load
+# statuses of the ledger, which some runs do not load
+_PASSED, _UNAVAILABLE, _NOISY = "passed", "unavailable", "noisy"
 _OBJECTS = 100_000  # between garbage collections: modules, manifests and plans stay anyway
 
 
@@ -70,6 +71,7 @@ class BuildSession(TargetNames):
         self.checked_stale_outputs = False  # after a failure
         self.rebuilds: dict[str, StaleReason] = {}  # targets to run even if up to date, and why
         self.repeats_flaky = False
+        self.has_manifest = True  # other commands know the models
         self.try_changes: TryChanges = lambda *_: ""  # after a failure
         self.has_trials = os.environ.get("BUILDSYS_TRIALS", "").strip() != "0"
         self.trial_locks: dict[str, threading.Lock] = {}  # model -> held during its trials
@@ -256,6 +258,11 @@ class BuildSession(TargetNames):
         for targets in fresh.values():
             self.fresh.update(targets)
         return fresh
+
+    def has_passed(self, target: str) -> bool:
+        """Check whether a target has passed, now or earlier."""
+        finished = self.finished.get(target)
+        return (finished.status if finished else self.fresh.get(target)) == _PASSED
 
     def shortfall(self, target: str) -> str:
         """Name the status of an unavailable or noisy target, now or earlier, else ""."""

@@ -197,7 +197,11 @@ def load_project(
     Raises: ManifestErrors: one of the errors is in a file that all models share.
     ManifestError: the settings are wrong.
     """
-    project = empty_project(root, configs=configs)
+    return load_models(empty_project(root, configs=configs), remember, links_into)
+
+
+def load_models(project: Project, remember: bool = True, links_into: Path | None = None) -> Project:
+    """Load the models of a project's folders, as ``load_project``. Raises: ManifestErrors."""
     load = _ProjectReader(project, remember, links_into)
     models = load.models()
     # a preset or default that is wrong is dropped from the models, so none of them can be trusted

@@ -2,9 +2,20 @@
 
 import sys
 from argparse import SUPPRESS, ArgumentParser, Namespace
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
-from buildsys.cli.command import add_json, add_names, positive_integer, print_json, typed_path
+from buildsys.cli.command import (
+    add_json,
+    add_names,
+    find_project,
+    positive_integer,
+    print_json,
+    typed_path,
+)
 from buildsys.cli.session import BuildSession
+from buildsys.cli.sources import SOURCES, add_source_arguments, find_source, is_source
 from buildsys.cli.target_names import ModelFilter, add_filter
 from buildsys.cli.tasks import run_targets
 from buildsys.errors import UsageError
@@ -16,8 +27,13 @@ _EVERYTHING = "build"
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Declare the options of ``buildsys build``."""
-    add_names(parser, "[TARGET ...]")
-    parser.epilog = "without a TARGET, everything of every model"
+    add_names(parser, "[TARGET ... | SOURCE]")
+    parser.epilog = (
+        "Without a TARGET, everything of every model. A SOURCE needs no manifest and no project:\n"
+        f"{SOURCES}\n"
+        "Its inputs and its export come from trial runs, as with `buildsys new`; its engines and\n"
+        "the report are copied into ./MODEL/. --save keeps the manifest, in a project"
+    )
     add_jobs(parser, "number of targets at a time")
     parser.add_argument(
         "--continue", dest="keep_going", action="store_true",
@@ -44,7 +60,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_executor(parser)
     add_json(parser)
     add_filter(parser)
-    parser.add_argument("--input", action="append", help=SUPPRESS)  # an option of buildsys run
+    add_source_arguments(parser)
 
 
 def add_executor(parser: ArgumentParser) -> None:
@@ -61,20 +77,32 @@ def add_jobs(parser: ArgumentParser, text: str) -> None:
     parser.add_argument("-n", dest="jobs", type=positive_integer, default=0, help=SUPPRESS)
 
 
+def needs_project(options: Namespace) -> bool:
+    """Check whether the names are those of targets."""
+    here = Path.cwd()
+    return bool(find_project(here)) or not any(is_source(here, name) for name in options.names)
+
+
 def run(options: Namespace) -> int:
     """Build, and write the files about the run."""
-    if options.input:
-        raise UsageError("build takes no --input", "`buildsys run` runs an engine")
+    if source := find_source(options):
+        from buildsys.cli.one_shot import build_source
+
+        return build_source(source, options, partial(_run, options))
+    return _run(options, partial(BuildSession.load, options.root))
+
+
+def _run(options: Namespace, open_session: Callable[[], BuildSession]) -> int:
     names = {kind: getattr(options, kind) for kind in ("junit", "summary", "results")}
     paths = {kind: typed_path(name).absolute() for kind, name in names.items() if name}
     if not (paths or options.json or options.on):  # what follows takes 30 ms
-        return _build(BuildSession.load(options.root), options)
+        return _build(open_session(), options)
     from buildsys.cli.run_files import RunFiles, collect_results, results_document
     from buildsys.project.load import empty_project
 
     files, started = RunFiles(empty_project(options.root).build, paths), utc_now()
     with files.begin(started):
-        session = BuildSession.load(options.root)
+        session = open_session()
         if options.on:
             from buildsys.cli.run_files import build_on
 

@@ -18,11 +18,7 @@ _MODEL = "resnet18"
 _GITIGNORE, _EDITOR = ".gitignore", ".vscode/settings.json"
 _CONFIGS = ("configs", "inference", "buildsys-configs")  # the first without files of others
 _BUILD = ("build", "build-engines", "buildsys-build")
-_MANIFESTS = {
-    "engines.yaml": "engines.yaml",
-    "project.yaml": "project.yaml",
-    f"models/{_MODEL}.yaml": "resnet18.yaml",
-}
+_EXAMPLE = f"models/{_MODEL}.yaml"
 _ENGINES = {  # presets, with backend and precision
     "ort-cpu": ("onnxruntime", "fp32"),
     "rtx-fp16": ("tensorrt_rtx", "fp16"),
@@ -55,18 +51,34 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """Print what is written, then write it."""
+    """Write what the folder lacks."""
     root = Path.cwd()
     if options.ci and is_project(root) and (empty_project(root).configs / "models").exists():
         contents, notes, next_step = dict[str, bytes](), list[str](), "buildsys doctor"
         build = os.path.relpath(empty_project(root).build, root)
     else:
-        contents, notes, build = _new_project(root, options.configs)
+        example = {_EXAMPLE: _template(f"{_MODEL}.yaml")}
+        contents, notes, build = _new_project(root, options.configs, example)
         is_first = any(name.endswith(f"/{_MODEL}.yaml") for name in contents)
         next_step = f"buildsys build {_MODEL}" if is_first else "buildsys list"
     recipes = _templates(_WORKFLOWS.get(options.ci, {}))
     recipes = {n: text.replace(b"build/", f"{build}/".encode()) for n, text in recipes.items()}
-    contents = {**recipes, **contents}
+    _write(root, {**recipes, **contents}, notes, dry_run=options.dry_run)
+    if not options.dry_run:
+        print_lines([f"next: {next_step}"])
+    return 0
+
+
+def write_project(root: Path, model: str, manifest: bytes) -> None:
+    """Make a folder a project with one model. Raises: UsageError: files are in the way."""
+    contents, notes, _ = _new_project(root, "", {f"models/{model}.yaml": manifest})
+    _write(root, contents, notes)
+
+
+def _write(
+    root: Path, contents: Mapping[str, bytes], notes: list[str], *, dry_run: bool = False
+) -> None:
+    """Print what is written, then write it. Raises: UsageError: nothing can be written."""
     changed = {name: text for name, text in contents.items() if _read(root / name) != text}
     present = [name for name in changed if _is_taken(root, name)]
     changed = {name: text for name, text in changed.items() if name not in present}
@@ -74,22 +86,22 @@ def run(options: Namespace) -> int:
         hint = "move it away, or run `buildsys init` in another folder and copy what is missing"
         listed = first_names(present, _MOST_FILES)
         raise UsageError(f"nothing was written, as these files exist: {listed}", hint)
-    verb = "would write" if options.dry_run else "writes"
+    verb = "would write" if dry_run else "writes"
     lines = [*notes, *(f"keeps {name}: it exists, or is behind a link" for name in present)]
     print_lines([*lines, *(f"{verb} {name}" for name in changed)])
-    if options.dry_run:
-        return 0
+    if dry_run:
+        return
     try:
         for name, text in changed.items():
             replace_file(root / name, text)
     except OSError as error:
         problem = f"cannot write {error.filename or root}: {(error.strerror or '').lower()}"
         raise UsageError(problem, "run `buildsys init` again, it writes the rest") from None
-    print_lines([f"next: {next_step}"])
-    return 0
 
 
-def _new_project(root: Path, configs: str) -> tuple[dict[str, bytes], list[str], str]:
+def _new_project(
+    root: Path, configs: str, manifests: Mapping[str, bytes]
+) -> tuple[dict[str, bytes], list[str], str]:
     """Choose folders; return files, notes on what is in the way, and the folder of outputs.
 
     The files that make the folder a project are the last.
@@ -113,10 +125,9 @@ def _new_project(root: Path, configs: str) -> tuple[dict[str, bytes], list[str],
         names = [_manifest_folder(root, chosen, notes), _build_folder(root, notes)]
     configs, build = names
     contents = {_GITIGNORE: _with_outputs(_read(root / _GITIGNORE) or b"", build)}
-    engines = ", ".join(_engines()).encode()
     if not (root / configs / "models").exists():  # else they are manifests of ours
-        manifests = _templates({f"{configs}/{name}": file for name, file in _MANIFESTS.items()})
-        contents |= {n: text.replace(b"ENGINES", engines) for n, text in manifests.items()}
+        shared = {name: _template(name) for name in ("engines.yaml", "project.yaml")}
+        contents |= {f"{configs}/{name}": text for name, text in {**shared, **manifests}.items()}
     contents |= {f"{configs}/schema/{n}": text.encode() for n, text in schema_texts().items()}
     settings = _templates({_EDITOR: "settings.json"})[_EDITOR]
     if not os.path.lexists(root / _EDITOR):
@@ -205,10 +216,11 @@ def _takes_outputs(root: Path, folder: Path) -> bool:
     if not os.path.lexists(folder):
         return True
     is_folder = folder.is_dir() and not folder.is_symlink()
-    return is_folder and ((root / STATE_FOLDER).is_dir() or not any(folder.iterdir()))
+    has_built = (root / STATE_FOLDER / "state.db").is_file()
+    return is_folder and (has_built or not any(folder.iterdir()))
 
 
-def _engines() -> list[str]:
+def default_engines() -> list[str]:
     """List presets of engines that can run here."""
     from buildsys.system.backend_registry import describe_backend
     from buildsys.system.programs import missing_requirement
@@ -220,6 +232,17 @@ def _engines() -> list[str]:
         if not missing_requirement(None, (description.distribution,), on_gpu=on_gpu, remedy=""):
             names.append(name)
     return names or [*_ENGINES][:1]
+
+
+def preset_text() -> bytes:
+    """Read the presets of engines that a new project has."""
+    return _template("engines.yaml")
+
+
+def _template(name: str) -> bytes:
+    """Read a packaged manifest, with the engines that can run here."""
+    text = _templates({"": name})[""]
+    return text.replace(b"ENGINES", ", ".join(default_engines()).encode())
 
 
 def _templates(names: Mapping[str, str]) -> dict[str, bytes]:

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from buildsys.cli.command import add_names, print_lines, project_name, typed_path, unknown_name
 from buildsys.cli.session import BuildSession
+from buildsys.cli.sources import SOURCES, add_source_options
 from buildsys.cli.worker_pool import run_stage, show_progress
 from buildsys.errors import StageError, UsageError
 from buildsys.manifest.exports import NEW_EXPORTS
-from buildsys.project.load import Project, check_manifests, empty_project
+from buildsys.project.load import Project, check_manifests, empty_project, load_models
+from buildsys.system.file_kinds import describe_file
 from buildsys.system.files import replace_file
 from buildsys.system.user_modules import split_reference
 from buildsys.system.weight_names import folder_hint
@@ -29,10 +31,7 @@ _INPUT = re.compile(
     r"(?P<name>[^=]+)=(?P<shape>[^:]*)(:(?P<dtype>\w+))?"
     r"(:(?P<low>-?\d+(\.\d+)?)\.\.(?P<high>-?\d+(\.\d+)?))?"
 )
-_SOURCES = (
-    "torchvision:NAME, timm:NAME, hf:FOLDER, hf:OWNER/NAME, FILE.py:CALLABLE,"
-    " package.module:CALLABLE, FILE.onnx or FILE.pt2"
-)
+WEIGHTS_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
 _STAGE = "buildsys.stages.reference.proposal"
 _SOURCE_DEFAULTS: dict[str, dict[str, Any]] = {  # a worker takes all fields
     "torchvision": {"weights": None, "kwargs": {}},
@@ -47,7 +46,7 @@ _SOURCE_DEFAULTS: dict[str, dict[str, Any]] = {  # a worker takes all fields
 }  # fmt: skip
 _PLAIN = re.compile(r"[\w./@-]+(:[\w./@-]+)?")  # a place that needs no quotes in YAML
 _MANIFEST_HEADER_LINES = 2
-_ENGINES = "[{backend: onnxruntime, name: ort-cpu}]"
+ENGINES = "[{backend: onnxruntime, name: ort-cpu}]"
 _DYNAMO = "export: {exporter: dynamo, opset: 18}  # tracing would fix the sizes of a saved program"
 _TRIALS_LIMIT_S = 900.0  # nothing is lost: the first build restores what was tried
 
@@ -63,23 +62,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--input ids=batch,16:int64:0..99\n"
         "A FOLDER: all its ONNX files, named by their paths; existing manifests are kept"
     )
-    parser.add_argument("--from", dest="source", default="", help=f"the model: {_SOURCES}")
-    parser.add_argument(
-        "--input",
-        action="append",
-        default=[],
-        help="an input, NAME=SHAPE[:DTYPE][:LOW..HIGH]; may be repeated",
-    )
-    parser.add_argument("--kwargs", default="", help="arguments of the source, a map in YAML")
-    parser.add_argument(
-        "--weights", default="", metavar="FILE", help="a checkpoint; its key and prefix are found"
-    )
-    parser.add_argument(
-        "--cache", action="store_true", help="past key values as inputs and outputs"
-    )
-    parser.add_argument(
-        "--trusted", action="store_true", help="load FILE.pt2, though torch can run code of it"
-    )
+    parser.add_argument("--from", dest="source", default="", help=f"the model: {SOURCES}")
+    add_source_options(parser)
 
 
 def run(options: Namespace) -> int:
@@ -88,7 +72,7 @@ def run(options: Namespace) -> int:
     if len(options.names) == 1 and not options.source and typed_path(options.names[0]).is_dir():
         return _describe_folder(project, options.names[0])
     if len(options.names) != 1 or not options.source:
-        hint = f"SOURCE is {_SOURCES}"
+        hint = f"SOURCE is {SOURCES}"
         raise UsageError("new takes one name and --from SOURCE, or a folder", hint)
     model = options.names[0]
     if not _NAME.fullmatch(model):
@@ -98,15 +82,20 @@ def run(options: Namespace) -> int:
     if file.exists():
         problem = f"{os.path.relpath(file)} exists already"
         raise UsageError(problem, "choose another name, or remove it")
-    source = _source(options.root, options.source)
-    source |= _settings(source, options)
-    write_manifest(project, model, source, dict(map(_input, options.input)))
-    print_lines([f"next: buildsys build {model}"])
+    source, inputs = read_source(options.root, options.source, options)
+    notes = write_manifest(project, model, source, inputs)
+    print_lines([f"wrote {os.path.relpath(file)}", *notes, f"next: buildsys build {model}"])
     return 0
 
 
 def _manifest_file(project: Project, model: str) -> Path:
     return project.configs / "models" / f"{model}.yaml"
+
+
+def read_source(root: Path, text: str, options: Namespace) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Describe a source and its inputs. Raises: UsageError: a missing file, or a wrong option."""
+    source = _source(root, text)
+    return source | _settings(source, options), dict(map(_input, options.input))
 
 
 def _settings(source: Mapping[str, Any], options: Namespace) -> dict[str, Any]:
@@ -172,13 +161,24 @@ def _source(root: Path, text: str) -> dict[str, str]:
     if attribute and not path.endswith(".py"):
         return {"python": text}
     if not attribute and not text.endswith((".onnx", ".pt2")):
-        raise UsageError(f"--from {text} is not a source", f"write {_SOURCES}")
+        raise _not_a_source(text)
     if not typed_path(path).is_file():
         raise UsageError(f"there is no file {path}", "the path is relative to your folder")
     place = project_name(root, path)
     if attribute:
         return {"python": f"{place}:{attribute}"}
     return {"onnx" if text.endswith(".onnx") else "exported_program": place}
+
+
+def _not_a_source(text: str) -> UsageError:
+    path = typed_path(text)
+    if path.is_file() and path.suffix in WEIGHTS_SUFFIXES:
+        kind, remedy = describe_file(path)
+        hint = f"name the network, too: FILE.py:CALLABLE --weights {text}"
+        hint = f"{remedy}, and {hint}" if remedy else hint
+        return UsageError(f"{text} {kind or 'has weights, but no network'}", hint)
+    kind = " is a folder," if path.is_dir() else " is"
+    return UsageError(f"{text}{kind} not a source", f"write {SOURCES}")
 
 
 def _transformers_source(root: Path, text: str) -> dict[str, str]:
@@ -240,7 +240,8 @@ def _describe_folder(project: Project, name: str) -> int:
             continue
         source = {"onnx": Path(place, network.relative_to(folder)).as_posix()}
         try:
-            write_manifest(project, model, source, {})
+            notes = write_manifest(project, model, source, {})
+            print_lines([f"wrote {os.path.relpath(file)}", *notes])
         except StageError as error:
             code = error.exit_code
             print_lines([f"failed {source['onnx']}: {error}"])
@@ -249,8 +250,10 @@ def _describe_folder(project: Project, name: str) -> int:
 
 def write_manifest(
     project: Project, model: str, source: Mapping[str, Any], inputs: Mapping[str, Any]
-) -> None:
-    """Write a manifest from trial runs; remove it again unless it is valid and complete.
+) -> list[str]:
+    """Write a manifest from trial runs, and return notes on it.
+
+    It is removed again unless it is valid and complete.
 
     Raises: StageError: the model cannot be run, or no valid manifest describes it.
     """
@@ -265,9 +268,7 @@ def write_manifest(
                 file.unlink(missing_ok=True)
                 raise
         lines = file.read_text(encoding="utf-8").splitlines()[_MANIFEST_HEADER_LINES:]
-        notes = [f"  {line}" for line in lines if line.startswith(("export:", "# "))]
-        print_lines([f"wrote {os.path.relpath(file)}", *notes])
-        return
+        return [f"  {line}" for line in lines if line.startswith(("export:", "# "))]
     file.unlink()
     hint = "write one by hand, with `call` or a callable that returns a simpler network"
     problem = f"{'.'.join(map(str, of_file[0].key))}: {of_file[0].problem}"
@@ -336,7 +337,7 @@ def _try_exports(project: Project, model: str, changes: Sequence[str]) -> Ends:
     """Try exports until one leads to a verified engine, none without trials."""
     from buildsys.cli.trials import find_verified  # slow to import
 
-    session = BuildSession.read_only(project.root)
+    session = BuildSession(load_models(project, remember=False))
     if not session.has_trials:
         return {}
     session.on_event = lambda _, event: show_progress(event)
@@ -383,7 +384,7 @@ def _lines(model: str, proposal: Mapping[str, Any], export: str = "") -> Iterato
         yield f"# {name} is fixed to {size}: no other size ran"
     for name, size in proposal.get("fixed_by_export", {}).items():
         yield f"# {name} is fixed to {size}: no export of other sizes led to a verified engine"
-    yield f"engines: {_ENGINES}"
+    yield f"engines: {ENGINES}"
     yield ""
 
 

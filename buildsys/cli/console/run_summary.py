@@ -101,7 +101,7 @@ def print_summary(
             print_line(text.replace("\n", "\n  "))
             if line.log:
                 print_line(f"  log: {line.log}")
-            print_line(f"  rerun it alone: buildsys debug {line.target}\n")
+            print_line(f"  rerun it alone: buildsys debug {line.target}\n" * session.has_manifest)
     by_target = {line.target: line for line in lines}
     advice = remedies(line for line in lines if not is_implied(line, by_target))
     for text in (*advice, *broken_lines(session)):

@@ -138,7 +138,7 @@ def test_inputs_can_be_described(project: Path) -> None:
          "oads the file; if you trust its author, add --trusted"),
         (["m", "--from", "timm:resnet10t", "--trusted"], 3, "--trusted is not for models of this"),
         (["m", "--from", "hf:gpt2"], 3, "there is no checkpoint gpt2; write hf:FOLDER, hf:FO"),
-        (["m", "--from", "net.txt"], 3, "--from net.txt is not a source; write torchvision:NAME, "),
+        (["m", "--from", "net.txt"], 3, "net.txt is not a source; write torchvision:NAME, "),
         (["m", "--from", "networks/a/net.onnx", "--input", "x=1:flot32"], 3,
          "there is no dtype 'flot32'; nearest: float32"),
         (["m", "--from", "networks/bad.onnx"], 2, "ONNX Runtime cannot load it; write another one"),
