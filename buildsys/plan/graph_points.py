@@ -7,6 +7,7 @@ tensors. Everything here follows from the manifest alone, since planning precede
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from buildsys.manifest.shape_cases import (
@@ -37,6 +38,7 @@ Profile = Mapping[str, Mapping[str, Sequence[int]]]
 _OUTPUT_FIELDS = ("labels", "scores", "rows")  # outputs of the policy ``detections``
 _SUGGESTED_SIZES = 5  # at most, of conditions in the network's source
 _SEEDS = ("seed-1", "seed-2")
+GOLDEN = "golden-"  # cases of files
 _SAMPLES = 32  # fewer cannot tell shares of classes
 _NEW_INTERFACE = ("rename", "cut", "cast")  # kinds of steps
 
@@ -230,10 +232,20 @@ def further_cases(spec: Spec, exported: GraphPoint) -> dict[str, Any]:
         values = [*_SEEDS, *VALUE_CASES]
     elif section["other_values"] and any("python" in entry for entry in data):
         values = list(_SEEDS)
-    if not names and not values:
+    golden = _golden_files(spec["reference"]["npz"])
+    if not names and not values and not golden:
         return {}
-    dims = exported.values["min"]
-    return {"sizes": names, "drawn": drawn, "spans": spans, "values": values, "dims": dims}
+    return {
+        "sizes": names, "drawn": drawn, "spans": spans, "values": values,
+        "dims": exported.values["min"], **({"golden": golden} if golden else {}),
+    }  # fmt: skip
+
+
+def _golden_files(files: Sequence[str]) -> dict[str, str]:
+    """Name the cases of golden files, after the files if their names differ."""
+    stems = [PurePosixPath(file).stem for file in files]
+    names = stems if len({*stems}) == len(stems) else [*map(str, range(1, len(stems) + 1))]
+    return {f"{GOLDEN}{name}": file for name, file in zip(names, files, strict=True)}
 
 
 def golden_samples(spec: Spec, exported: GraphPoint, final: GraphPoint) -> dict[str, Any]:

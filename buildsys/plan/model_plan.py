@@ -62,7 +62,8 @@ class ModelPlan:
         self.operators = CustomOperators(spec)
         self.further = further_cases(spec, self.exported)
         self.samples = golden_samples(spec, self.exported, self.final)
-        self.further_names = [*self.further.get("sizes", ()), *self.further.get("values", ())]
+        kinds = ("sizes", "values", "golden")
+        self.further_names = [name for kind in kinds for name in self.further.get(kind, ())]
         self.program = FileRef(f"{self.name}/program/program.pt2")
         self.program_origins = FileRef(f"{self.name}/program/origins.json", optional=True)
         self.engines = [EnginePlan(self, engine, version_of) for engine in spec["engines"]]

@@ -66,6 +66,7 @@ STAGES = (
         "record golden inputs and outputs of the original model",
         "ReferenceResult",
         needs_graph=False,
+        sections=("reference",),
     ),
     StageInfo(
         SURGERY,

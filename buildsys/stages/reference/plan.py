@@ -38,7 +38,7 @@ def plan_reference(model: ModelPlan) -> Iterator[Action]:
             **model.exported.golden_samples(model.samples),
             **model.definition_weights,
         },
-        sources=data_files(data),
+        sources=(*data_files(data), *model.further.get("golden", {}).values()),
         tools=(
             "numpy",
             *(("onnx", "onnxruntime") if model.network.is_onnx else ()),

@@ -20,6 +20,7 @@ from buildsys.stages.reference.further_cases import (
     small_cases,
     special_cases,
 )
+from buildsys.stages.reference.golden_files import cases_of_files
 from buildsys.stages.reference.original import (
     Original,
     State,
@@ -65,6 +66,8 @@ def run(job: Job) -> StageResult:
         doubts += compare_second_call(job, original, kept)
     usual = special.keys()
     if "further" in job.options:
+        for name, dims, case in cases_of_files(job, original):
+            cases[name] = _save_case(job, name, dims, case)
         for name, dims, case in _further_cases(job, original, resizes, usual, doubts):
             job.progress(f"case {name}")
             cases[name] = _save_case(job, name, dims, case)

@@ -40,6 +40,7 @@ from buildsys.workers.job import Job, StageResult
 GRAPHS = ("exported", "simplified")
 _MOST_DIFFERING = 3  # sizes; others may take long, as changes of the last bits are tried
 _SIZE = "size-"  # cases of small inputs, shown only if they differ
+_FILE = "golden-"  # cases of files
 _UNMODIFIED = "unmodified"  # the exported graph before surgery
 _EARLIER = ("exported", _UNMODIFIED)
 
@@ -154,6 +155,8 @@ def _verdict(
     if first.case in further:
         sizes_text = format_dims(further[first.case].sizes)
         reason += f"; {first.case} has {sizes_text}" if sizes_text else ""
+        if first.case.startswith(_FILE):
+            return reason, "the source may differ from what made the file: in weights, layouts, …"
     elif first.graph == "simplified":
         return reason, ""
     branches = read_branches(job.advisory.get("export"))

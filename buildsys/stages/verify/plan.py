@@ -5,6 +5,7 @@ from typing import Any
 
 from buildsys.manifest.backend_choices import QUANTIZED
 from buildsys.plan.action import Action
+from buildsys.plan.graph_points import GOLDEN
 from buildsys.plan.model_plan import FULL_PRECISION, EnginePlan, ModelPlan
 
 
@@ -52,8 +53,10 @@ def _further_cases(model: ModelPlan, engine: EnginePlan) -> dict[str, Any]:
     """
     names = model.further_names if model.final.has_further else []
     if engine.precision != FULL_PRECISION:
-        names = [name for name in names if name.startswith(("drawn", "seed"))]
-    if not names or engine.precision in QUANTIZED or engine.calibrates:
+        names = [name for name in names if name.startswith(("drawn", "seed", GOLDEN))]
+    if engine.precision in QUANTIZED or engine.calibrates:
+        names = [name for name in names if name.startswith(GOLDEN)]
+    if not names:
         return {}
     shapes = {name: tensor["shape"] for name, tensor in model.final.inputs.items()}
     return {"cases": names, "shapes": shapes}

@@ -19,7 +19,7 @@ from buildsys.onnx_graphs.tensors import load_case
 from buildsys.stages.export import stage as export
 from buildsys.stages.reference import stage as reference
 from buildsys.stages.reference.unconverted_file import compare_unconverted
-from buildsys.workers.job import StageResult
+from buildsys.workers.job import Job, StageResult
 
 
 def given(
@@ -291,3 +291,50 @@ def test_a_callable_that_leaves_its_weights_behind(
     for stage, module in (("export", export), ("reference", reference)):
         with pytest.raises(StageError, match="returned a model without its external data, such as"):
             module.run(stage_job(stage, resolved, tmp_path / "build", tmp_path))
+
+
+GOLDEN_INPUTS = {"x": {"shape": ["batch", 4]}}
+SQUARE = "(float[batch,4] x) => (float[batch,4] y) { y = Mul(x, x) }"
+ONES = np.ones((2, 4), np.float32)
+
+
+def golden_job(project: Path, **arrays: Any) -> Job:
+    onnx.save(parse(SQUARE), project / "net.onnx")
+    np.savez(project / "tf.npz", **arrays)
+    resolved = manifest(
+        source={"onnx": "net.onnx"}, inputs=GOLDEN_INPUTS, reference={"npz": "tf.npz"}
+    )
+    return stage_job("reference", resolved, project / "build", project)
+
+
+def test_outputs_of_another_framework_are_golden(tmp_path: Path) -> None:
+    job = golden_job(tmp_path, x=2 * ONES, y=5 * ONES)
+    figures = reference.run(job).figures
+    case = load_case(job.outputs["case.golden-tf"])
+    assert case.inputs["x"].array.tolist() == (2 * ONES).tolist()
+    assert case.outputs["y"].array.tolist() == (5 * ONES).tolist()
+    assert figures["cases"]["golden-tf"]["dims"] == {"batch": 2}
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"y": ONES}, "tf.npz has no array x; it has y"),
+        ({"x": ONES}, "tf.npz has no array y; it has x"),
+        ({"x": ONES, "y": ONES, "yy": ONES},
+         "tf.npz: yy is neither an input nor an output; did you mean y?"),
+        ({"x": ONES, "y": ONES.astype(np.float64)},
+         "tf.npz: y is float64, output y is float32; save it as float32"),
+        ({"x": ONES, "y": ONES[0]},
+         "tf.npz: y has the shape [4], the source computes [2, 4]; save it in this shape"),
+        ({"x": ONES[:, :3], "y": ONES}, "tf.npz: x has the shape [2, 3], input x has [batch, 4] ("
+         "batch 1 to 8); widen dims, or save other arrays"),
+        ({"x": np.ones((9, 4), np.float32), "y": ONES}, "tf.npz: x has the shape [9, 4], input x"),
+        ({"x": ONES, "y": np.full((2, 4), np.nan, np.float32)},
+         "tf.npz: output y has 8 of 8 values NaN; the source computes finite ones"),
+    ],
+)  # fmt: skip
+def test_a_file_of_golden_outputs_with_a_mistake(tmp_path: Path, arrays: Any, message: str) -> None:
+    with pytest.raises(StageError) as error:
+        reference.run(golden_job(tmp_path, **arrays))
+    assert str(error.value).startswith(message)
