@@ -87,11 +87,13 @@ def refusal_remedies(operator: OnnxOperator, backend: str) -> list[Remedy]:
     ]
 
 
-def function_remedies(name: str) -> list[Remedy]:
+def function_remedies(name: str, parameters: Sequence[str] = ("x",)) -> list[Remedy]:
     """List remedies for an autograd function without a symbolic."""
-    node = f'return g.op("custom_domain::{name}", x).setType(x.type())'
-    lines = ("@staticmethod", "def symbolic(g, x):", f"    {node}")
-    return [Remedy("symbolic", f"give {name} a static method that writes ONNX nodes", lines)]
+    names, first = ", ".join(parameters), parameters[0]
+    node = f'return g.op("custom_domain::{name}", {names}).setType({first}.type())'
+    lines = ("@staticmethod", f"def symbolic(g, {names}):", f"    {node}")
+    text = f"give {name} a static method that writes ONNX nodes, its own ones with an entry in ops"
+    return [Remedy("symbolic", text, lines)]
 
 
 def format_remedies(groups: Iterable[tuple[str, Sequence[Remedy]]]) -> str:

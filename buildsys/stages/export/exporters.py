@@ -4,6 +4,7 @@ An exporter stops at the first operator without a translation and names only tha
 it was translating is still in the frames of its exception, so all of them are listed.
 """
 
+import inspect
 import io
 import re
 import tempfile
@@ -27,7 +28,12 @@ from buildsys.manifest.exports import (
     export_change,
 )
 from buildsys.models.program_nodes import captured_nodes
-from buildsys.models.user_code import describe_exception, import_hint, source_line
+from buildsys.models.user_code import (
+    describe_exception,
+    import_hint,
+    innermost_location,
+    source_line,
+)
 from buildsys.onnx_graphs.older_opset import lower_opset
 from buildsys.onnx_graphs.onnx_file import INLINE_LIMIT, ONE_MESSAGE_LIMIT, first_line, load_model
 from buildsys.onnx_graphs.tensor_names import rename_tensors
@@ -56,7 +62,6 @@ _UNSUPPORTED = re.compile(
     r"|unrecognized namespace (?P<foreign>\w+::\w+)"
     r"|No ONNX function found for <OpOverload\(op='(?P<captured>[^']+)'"
 )
-_PYTHON_FUNCTION = re.compile(r"Couldn't export Python operator (\w+)|prim::PythonOp")
 _DECIDES_BY_VALUE = re.compile(
     r"[Dd]ata-dependent|[Dd]ynamic control flow|GuardOnDataDependentSymNode"
 )
@@ -130,7 +135,7 @@ def _trace(request: ExportRequest, file: str | io.BytesIO) -> None:
         options["operator_export_type"] = getattr(torch.onnx.OperatorExportTypes, name)
     if isinstance(options.get(_FUNCTIONS), list | tuple):
         options[_FUNCTIONS] = set(map(_module_class, options[_FUNCTIONS]))
-    with _doc_strings_kept():
+    with _graph_checked(request):
         torch.onnx.export(
             request.module,
             request.arguments,
@@ -147,12 +152,15 @@ def _trace(request: ExportRequest, file: str | io.BytesIO) -> None:
 
 
 @contextmanager
-def _doc_strings_kept() -> Iterator[None]:
-    """Keep the doc strings of nodes, which hold their origins."""
+def _graph_checked(request: ExportRequest) -> Iterator[None]:
+    """Keep the doc strings of nodes, which hold their origins; refuse autograd functions."""
     kind: Any = torch._C.Graph
     original = kind._export_onnx
 
     def export_onnx(graph: Any, *arguments: Any) -> Any:
+        for node in _all_nodes(graph):
+            if node.kind() == "prim::PythonOp":
+                raise _function_failure(node, request)
         changed = list(arguments)
         changed[_STRIPS_DOC_STRINGS : _STRIPS_DOC_STRINGS + 1] = [False]
         return original(graph, *changed)
@@ -162,6 +170,29 @@ def _doc_strings_kept() -> Iterator[None]:
         yield
     finally:
         kind._export_onnx = original
+
+
+def _function_failure(node: Any, request: ExportRequest) -> StageError:
+    """Explain an autograd function that is neither inlined nor has a symbolic."""
+    name, call = node.pyname(), source_line(str(node.sourceRange()), request.project)
+    kinds, place, parameters = _subclasses(torch.autograd.Function), "", ["x"]
+    if kind := next((kind for kind in kinds if kind.__name__ == name), None):
+        line = inspect.getsourcefile(kind) or "", inspect.getsourcelines(kind)[1]
+        place = f" ({innermost_location([line], request.project)})"
+        parameters = [p for p in inspect.signature(kind.forward).parameters if p != "ctx"]
+    problem = f"the torchscript exporter cannot translate the autograd function {name}{place}"
+    problem += f", called at {call}" if call else ""
+    usual = {"autograd_inlining": "true", "operator_export_type": "onnx"}
+    changed = {field: usual[field] for field in request.set_options(*usual)}
+    changes = [export_change(**changed)] if changed else []
+    hint = format_remedies([("", function_remedies(name, parameters))])
+    return StageError(problem, hint, (*changes, *OTHER_EXPORTS))
+
+
+def _subclasses(kind: Any) -> Iterator[Any]:
+    for subclass in kind.__subclasses__():
+        yield subclass
+        yield from _subclasses(subclass)
 
 
 def _module_class(path: str) -> type[torch.nn.Module]:
@@ -235,10 +266,6 @@ def _export_failure(error: Exception, exporter: str, opset: int, project: Path) 
     failing = next((n for n in nodes if isinstance(n, torch._C.Node | torch.fx.Node)), None)
     call = _describe_call(failing, project) if failing is not None else None
     for cause in causes:
-        if match := _PYTHON_FUNCTION.search(str(cause)):
-            problem = f"cannot translate the autograd function {match[1] or ''}"
-            hint = format_remedies([("", function_remedies(match[1] or "Function"))])
-            return StageError(f"the {exporter} exporter {problem}", hint, OTHER_EXPORTS)
         if match := _UNSUPPORTED.search(str(cause)):
             calls = [*_untranslated_calls(frames, project), *([call] if call else [])]
             calls = calls or [_Call(next(filter(None, match.groups())))]

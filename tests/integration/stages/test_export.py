@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -298,10 +299,16 @@ def test_an_operator_outside_the_opset_names_the_first_opset_with_it(tmp_path: P
 def test_an_autograd_function_without_a_symbolic_gets_remedies(tmp_path: Path) -> None:
     message = failure(tmp_path, "Doubled", export={"autograd_inlining": False})
     assert message.startswith(
-        "the torchscript exporter cannot translate the autograd function Double\n"
-        "1. symbolic: give Double a static method that writes ONNX nodes (not tried)\n"
-        "     @staticmethod\n"
+        "the torchscript exporter cannot translate the autograd function Double ("
     )
+    assert re.search(
+        r"Double \(\S+\.py:\d+\), called at \S+\.py:\d+\n1. symbolic: give Double", message
+    )
+    assert "     def symbolic(g, x):\n" in message
+    fallthrough = {"operator_export_type": "onnx_fallthrough"}  # would leave prim::PythonOp
+    error = error_of(tmp_path, "Doubled", export=fallthrough)
+    assert "autograd function Double" in error.problem
+    assert error.changes[0] == "export: {operator_export_type: onnx}"
     assert run(tmp_path, "Doubled", export={"autograd_inlining": True}).status == "passed"
     assert run(tmp_path, "Doubled", export=dynamo(18)).status == "passed"
 
