@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from buildsys.backends.captured_program import check_inputs, ports_of
 from buildsys.backends.coreml.description import COMPUTE_UNITS
+from buildsys.backends.declared_ports import check_inputs, int32_array, ports_of
 from buildsys.backends.interface import Run
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Array, Tensor, tensor_of
@@ -208,9 +208,6 @@ class CoreMlSession:
         for port in self._interface["inputs"]:
             array = inputs[port["name"]].array
             if port["dtype"] == "int64":
-                if array.size and np.abs(array).max() > np.iinfo(np.int32).max:
-                    text = f"the input {port['name']} has values beyond 32 bits"
-                    raise StageError(text, "Core ML has no 64-bit integers: pass smaller values")
-                array = array.astype(np.int32)
+                array = int32_array(port["name"], array, "Core ML")
             feeds[port["feature"]] = np.ascontiguousarray(array)
         return feeds

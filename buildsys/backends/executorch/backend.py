@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from buildsys.backends.captured_program import check_inputs, load_captured, one_sentence, ports_of
+from buildsys.backends.captured_program import load_captured, one_sentence
+from buildsys.backends.declared_ports import check_inputs, ports_of
 from buildsys.backends.interface import (
     BuildRequest,
     Figures,

@@ -1,0 +1,1 @@
+"""ncnn as a backend."""
