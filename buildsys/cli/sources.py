@@ -14,7 +14,7 @@ SOURCES = (
     " package.module:CALLABLE, FILE.onnx or FILE.pt2"
 )
 LIBRARIES = ("torchvision", "timm", "hf")
-SUFFIXES = (".onnx", ".pt2", ".pt", ".pth", ".ckpt", ".bin", ".safetensors")
+SUFFIXES = (".py", ".onnx", ".pt2", ".pt", ".pth", ".ckpt", ".bin", ".safetensors")
 _ONLY_SOURCES = ("engine", "calibration", "save", "weights", "kwargs", "cache", "trusted", "input")
 _ONLY_TARGETS = ("since", "on", "fetch", "single", "tag", "owner")
 

@@ -2,18 +2,21 @@
 
 STAGE:MODEL[:VARIANT] is the full name. MODEL:STAGE[:VARIANT] names the same target, MODEL:ENGINE an
 engine, MODEL and ``build:MODEL`` a whole model, STAGE that stage of all models; ``*`` matches any
-text. ``--tag`` and ``--owner`` select models.
+text. A manifest's path stands for its models, that of an output or its folder for what writes it.
+``--tag`` and ``--owner`` select models.
 """
 
 from __future__ import annotations
 
+import os
 from argparse import ArgumentParser, Namespace
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from buildsys.cli.command import unknown_name
+from buildsys.cli.command import project_name, typed_path, unknown_name
 from buildsys.errors import ManifestError, ManifestErrors, UsageError
 from buildsys.plan.action import Action
 from buildsys.project.load import broken_manifests
@@ -143,10 +146,7 @@ class TargetNames:
         for name in names or ([f"build:{model}" for model in models] if only else ["build"]):
             targets = {target for project in projects for target in project.targets_of(name)}
             if not targets and name != "build":
-                plans = [action for project in projects for action in project.actions.values()]
-                spelled = dict.fromkeys(text for action in plans for text, _ in _spellings(action))
-                listed = "`buildsys list --all` lists all targets"
-                raise unknown_name("target", name, [*STAGE_DOCS, *spelled], listed)
+                raise self._unknown(name, projects)
             if only:
                 targets = {target for target in targets if model_of(target) in models}
                 if not targets:
@@ -154,6 +154,18 @@ class TargetNames:
                     raise UsageError(f"nothing of {name!r} has {only}", hint)
             chosen |= targets
         return chosen
+
+    def _unknown(self, name: str, projects: Iterable[TargetNames]) -> UsageError:
+        plans = [action for project in projects for action in project.actions.values()]
+        spelled = dict.fromkeys(text for action in plans for text, _ in _spellings(action))
+        if os.sep not in name:
+            listed = "`buildsys list --all` lists all targets"
+            return unknown_name("target", name, [*STAGE_DOCS, *spelled], listed)
+        files = {model.file for project in projects for model in project.project.models.values()}
+        folder = os.path.relpath(self.project.build, self.project.root)
+        files |= {f"{folder}/{ref.path}" for action in plans for ref in action.outputs.values()}
+        where = f"name a manifest, or an output in {folder}/"
+        return unknown_name("target", name, [*STAGE_DOCS, *spelled, *files], where)
 
     def leave_out(self, names: Sequence[str]) -> None:
         """Note the broken manifests that typed names include, of all without names."""
@@ -179,12 +191,13 @@ class TargetNames:
         """
         if not (targets := self._targets_of(name)):
             self.refuse_broken(name)
+            self.refuse_broken(project_name(self.project.root, name))
         return targets
 
     def _targets_of(self, name: str) -> list[str]:
         if "*" not in name:
             full = self.full_name(name)
-            return [] if full is None else self.members(full)
+            return self._targets_at(name) if full is None else self.members(full)
         return [target for target in self.actions if fnmatchcase(target, name)] or [
             target
             for target, action in self.actions.items()
@@ -207,7 +220,33 @@ class TargetNames:
             # a group with the ambiguous name is spelled as a pattern
             spelled = (f"{reading}:*" if reading == name else reading for reading in readings)
             raise UsageError(f"{name!r} is ambiguous", f"name one of {', '.join(spelled)}")
+        if not readings and (targets := self._targets_at(name)):
+            stage, model, *_ = targets[0].split(":")
+            names = (targets[0], f"{stage}:{model}", f"build:{model}")
+            return next((group for group in names if self.members(group) == targets), None)
         return name if name in readings else next(iter(readings), None)
+
+    def _targets_at(self, name: str) -> list[str]:
+        """List the targets of a manifest, or those that write a file or into a folder."""
+        project, path = self.project, Path(os.path.abspath(typed_path(name)))  # noqa: PTH100
+        if not path.is_relative_to(project.build):
+            file = Path(os.path.relpath(path, project.root))
+            models = [
+                model
+                for model, resolved in project.models.items()
+                if name and file in (Path(resolved.file), *Path(resolved.file).parents)
+            ]
+            return [target for model in models for target in self.actions.of(model)]
+        place = path.relative_to(project.build)
+        models = [model for model in project.models if model in place.parts[:1] or not place.parts]
+        place = place.with_suffix(".json") if place.suffix == ".log" else place  # of its result
+        return [
+            target
+            for model in models
+            for target, action in self.actions.of(model).items()
+            for files in [[Path(output.path) for output in action.outputs.values()]]
+            if any(place in (file, *file.parents) for file in files)
+        ]
 
     def full_names(self, names: Iterable[str], only: ModelFilter = _EVERY_MODEL) -> list[str]:
         """List names for doit, patterns as targets.

@@ -237,8 +237,6 @@ class ProjectTasks:
         own = [name for name in names if not any(fnmatchcase(other, name) for other in others)]
         if own or not names:
             session.leave_out([name for name in own if not name.startswith(f"{MANIFEST}:")])
-        if any("/" in name for name in own):
-            return  # doit takes outputs, too
         full = [session.full_names([name]) if name in own else [name] for name in names]
         names[:] = dict.fromkeys(chain.from_iterable(full))
         if others:

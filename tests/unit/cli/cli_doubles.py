@@ -157,7 +157,9 @@ def make_session(root: Path, *models: str, **fields: Any) -> tuple[BuildSession,
 
 def _resolved(spec: ModelSpec) -> Any:
     return SimpleNamespace(
-        data=spec.model_dump(mode="json", by_alias=True), text=spec.model_dump_json(by_alias=True)
+        data=spec.model_dump(mode="json", by_alias=True),
+        text=spec.model_dump_json(by_alias=True),
+        file=f"configs/models/{spec.model}.yaml",
     )
 
 

@@ -34,6 +34,7 @@ def test_a_model_has_the_name_of_its_source(source: str, model: str) -> None:
         (["nets.onnx"], "there is no file nets.onnx; the path is relative to your folder"),
         (["my nets"], "my nets is a folder, not a source; write torchvision:NAME, "),
         (["a.pt"], "a.pt has weights, but no network; name the network, too: FILE.py:CALLABLE"),
+        (["net.py"], "net.py is not a source; write torchvision:NAME, "),
         (["taken.onnx"], "taken exists, and engines would be written there; move it away, or"),
         ([NET, "--engine", "ort-gpu"], "there is no engine 'ort-gpu'; nearest: o"),
         ([NET, "--engine", "ov-int8"], "ov-int8 needs calibration data; add --calibration a f"),

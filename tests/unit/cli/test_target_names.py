@@ -11,8 +11,9 @@ from buildsys.errors import UsageError
 
 
 @pytest.fixture
-def session(tmp_path: Path) -> BuildSession:
+def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BuildSession:
     """Models a and b; the model ``export`` is called like a stage."""
+    monkeypatch.chdir(tmp_path)
     return make_session(tmp_path, "a", "b", "export")[0]
 
 
@@ -40,13 +41,33 @@ def session(tmp_path: Path) -> BuildSession:
         ("a:", None),
         (":a", None),
         ("", None),
-        ("build/a/export/model.onnx", None),
+        ("build/a/export/model.onnx", "export:a"),
+        ("build/a/engine/ort/engine.onnx", "engine:a:ort"),
+        ("build/a/engine/ort/", "engine:a:ort"),
+        ("build/a/engine/ort/engine.log", "engine:a:ort"),
+        ("build/a", "build:a"),
+        ("configs/models/a.yaml", "build:a"),
+        ("build/a/engine/ort/other.onnx", None),
+        ("configs/models/c.yaml", None),
+        ("../build/a", None),
     ],
 )
 def test_every_spelling_has_one_full_name(
     session: BuildSession, name: str, full: str | None
 ) -> None:
     assert session.full_name(name) == full
+
+
+def test_a_path_names_what_writes_it(session: BuildSession, tmp_path: Path) -> None:
+    assert session.targets_of("build/a/export") == ["export:a"]
+    assert session.targets_of("build/a/verify") == ["verify:a:ort", "verify:a:rtx"]
+    assert session.targets_of(f"{tmp_path}/build/b/") == list(session.actions.of("b"))
+    assert set(session.targets_of("configs/models")) == set(session.actions)
+    assert set(session.targets_of(".")) == set(session.actions)
+    with pytest.raises(UsageError, match=r"nearest: configs/models/a\.yaml"):
+        session.select(["configs/models/aa.yaml"])
+    with pytest.raises(UsageError, match=r"nearest: build/a/engine/ort/engine\.onnx"):
+        session.select(["build/a/engine/ort/engin.onnx"])
 
 
 def test_only_the_named_model_is_planned(session: BuildSession) -> None:
