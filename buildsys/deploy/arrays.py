@@ -40,9 +40,11 @@ class InputReader:
     def __init__(self, engine: str, port: Port, ranges: Sequence[Any] = ()) -> None:
         """Read arrays for ``port``; ``engine`` is its name for messages.
 
-        ``ranges`` has the verified sizes of each axis: one, or the smallest and the largest.
+        ``ranges`` has the verified sizes of each axis: one, or the smallest and the largest, and
+        perhaps a name; axes with equal names have equal sizes.
         """
         self.port = port
+        self.names = [size if isinstance(size, str) else "" for size in port.shape]
         self._title = f"the input {port.name} of {engine}"
         is_native = port.dtype not in BIT_DTYPES and port.dtype != "string"
         self._dtype = np.dtype(port.dtype) if is_native else None
@@ -53,6 +55,8 @@ class InputReader:
         for axis, span in enumerate(ranges[: len(port.shape)]):
             if isinstance(span, list):
                 self._limits[axis] = int(span[0]), int(span[1])
+                if span[2:]:
+                    self.names[axis] = str(span[2])
 
     def read(self, value: Any) -> Tensor:
         """Read an array in host memory.
@@ -94,8 +98,8 @@ class InputReader:
         ):
             return
         sizes = []
-        for name, (low, high) in zip(self.port.shape, limits, strict=True):
-            is_free, title = high == math.inf, "?" if name in (None, -1) else str(name)
+        for name, size, (low, high) in zip(self.names, self.port.shape, limits, strict=True):
+            is_free, title = high == math.inf, name or ("?" if size in (None, -1) else str(size))
             sizes.append(title if is_free or low == high else f"{title} from {low} to {high}")
         problem = f"{self._title} has the shape {list(shape)}, and the engine takes"
         hint = "convert the array, or widen `dims` in the manifest and build it again"

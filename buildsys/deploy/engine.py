@@ -12,6 +12,7 @@ import numpy as np
 
 from buildsys.backends.interface import (
     DeviceSession,
+    DeviceTensor,
     OperatorUse,
     Options,
     Port,
@@ -31,6 +32,7 @@ from buildsys.deploy.arrays import (
 )
 from buildsys.deploy.can_run import can_run, engine_file
 from buildsys.errors import EngineError, StageError
+from buildsys.onnx_graphs.tensors import Tensor
 from buildsys.system.backend_registry import Reason, Record
 from buildsys.system.engine_files import RECORD_NAME, REPLACE, is_file_name, read_record
 from buildsys.system.printable import nearest
@@ -69,15 +71,27 @@ class Engine(AbstractContextManager["Engine"]):
         self._readers = {
             port.name: InputReader(name, port, ranges.get(port.name, ())) for port in self.inputs
         }
+        axes: dict[str, list[tuple[str, int]]] = {}
+        for port, reader in self._readers.items():
+            for axis, dim in enumerate(reader.names):
+                axes.setdefault(dim, []).append((port, axis))
+        self._equal_axes = {dim: of for dim, of in axes.items() if dim and len(of) > 1}
         self._pool = SessionPool(name, session, concurrency)
         self._takes_gpu_memory = isinstance(session, DeviceSession)
         self._process = os.getpid()
 
-    def __call__(
-        self, inputs: Mapping[str, AnyArray] | None = None, /, **arrays: AnyArray
-    ) -> dict[str, AnyArray]:
-        """Run the engine on inputs by keyword or in a mapping; see ``run``."""
-        return self.run(arrays if inputs is None else inputs)
+    def __call__(self, *inputs: Any, **arrays: AnyArray) -> dict[str, AnyArray]:
+        """Run the engine on inputs by keyword or in a mapping, or on its only input; see ``run``.
+
+        Raises: EngineError: as ``run``, or arrays of several inputs have no names.
+        """
+        if not inputs:
+            return self.run(arrays)
+        if len(inputs) > 1 or arrays:
+            raise self._without_names(f"{len(inputs) + len(arrays)} arguments")
+        first = inputs[0]
+        is_only = len(self._readers) == 1 and not isinstance(first, Mapping)
+        return self.run({next(iter(self._readers)): first} if is_only else first)
 
     def run(
         self,
@@ -103,8 +117,7 @@ class Engine(AbstractContextManager["Engine"]):
             problem = f"{self.name} was loaded in process {self._process}, and this is a fork of it"
             raise EngineError(problem, "load the engine in the process that runs it")
         if not isinstance(inputs, Mapping):
-            problem = f"the inputs of {self.name} are a value of type {type(inputs).__name__}"
-            raise EngineError(problem, "pass them by name, engine(NAME=array), or as a mapping")
+            raise self._without_names(f"a value of type {type(inputs).__name__}")
         if inputs.keys() != self._readers.keys():
             raise self._wrong_names(inputs)
         if profile is not None and not self.profiles:
@@ -120,6 +133,7 @@ class Engine(AbstractContextManager["Engine"]):
                 problem = f"no input of {self.name} is in GPU memory, so it cannot use `{name}`"
                 raise EngineError(problem, "leave it out")
             tensors = {name: self._readers[name].read(value) for name, value in inputs.items()}
+            self._check_equal_axes(tensors)
             session = self._pool.acquire()
             try:
                 results = session.run(tensors, profile)
@@ -153,6 +167,7 @@ class Engine(AbstractContextManager["Engine"]):
                 name: self._readers[name].read_on_gpu(value, handle)
                 for name, value in inputs.items()
             }
+            self._check_equal_axes(tensors)
             allocate = allocator_of(kind) if out is None else allocator_from(out, handle)
             results = session.enqueue(tensors, allocate, chosen, profile)
         finally:
@@ -211,6 +226,19 @@ class Engine(AbstractContextManager["Engine"]):
             for ports in (self.inputs, self.outputs)
         )
         return f"<Engine {self.name}, {self.backend}, {' -> '.join(ports)}>"
+
+    def _check_equal_axes(self, tensors: Mapping[str, Tensor | DeviceTensor]) -> None:
+        for dim, axes in self._equal_axes.items():
+            sizes = {name: tensors[name].shape[axis] for name, axis in axes}
+            if len({tensors[name].shape[axis] for name, axis in axes}) > 1:
+                listed = ", ".join(f"{name} has {size}" for name, size in sizes.items())
+                problem = f"the inputs of {self.name} differ in {dim}: {listed}"
+                raise EngineError(problem, "pass arrays of equal size there")
+
+    def _without_names(self, given: str) -> EngineError:
+        names = ", ".join(f"{name}=array" for name in self._readers)
+        problem = f"the inputs of {self.name} are {given}"
+        return EngineError(problem, f"pass them by name, engine({names}), or as a mapping")
 
     def _wrong_names(self, inputs: Mapping[str, object]) -> EngineError:
         missing = [name for name in self._readers if name not in inputs]

@@ -33,7 +33,9 @@ RTX4090 = {
 
 def build(folder: Path, backend: str, network: ModelProto | None = None, **fields: Any) -> Path:
     model = save_at(folder / "model.onnx", network or conv_bn())
-    job = stage_job(resolved({"backend": backend, **fields}), "engine", folder / "build", model)
+    sections = {"inputs": fields.pop("inputs")} if "inputs" in fields else {}
+    spec = resolved({"backend": backend, **fields}, **sections)
+    job = stage_job(spec, "engine", folder / "build", model)
     result = engine.run(job)
     assert result.status == "passed", result.reason
     write_result(

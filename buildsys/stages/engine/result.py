@@ -43,7 +43,8 @@ class EngineResult(ResultHeader, total=False):
     weights: dict[str, Any]  # of a Core ML package
     specification: int  # Core ML's
     systems: str  # the oldest that run the engine
-    ranges: dict[str, list[int | list[int]]]  # input -> size, or [min, max], of each axis
+    # input -> size, [min, max] or [min, max, name] of each axis
+    ranges: dict[str, list[int | list[int | str]]]
     operators: dict[str, str]  # custom operator -> kind and file
     plugins: list[dict[str, Any]]
     calibration: dict[str, str]  # int8, by TensorRT itself

@@ -145,6 +145,11 @@ def _optional_figures(job: Job, request: BuildRequest) -> Figures:
         }
     if "ranges" in job.options:
         figures["ranges"] = job.options["ranges"]
+    elif spans := {n: [d["min"], d["max"], n] for n, d in request.dims.items()}:
+        figures["ranges"] = {
+            name: [spans.get(size, size) for size in port["shape"]]
+            for name, port in request.inputs.items()
+        }
     if calibration := request.calibration:
         recorded: dict[str, str] = {}
         if calibration.algorithm:

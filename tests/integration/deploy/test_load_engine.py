@@ -13,7 +13,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 from built_engines import build, copied, edit
-from small_graphs import make_model
+from small_graphs import make_model, parse
 
 from buildsys import EngineError, load_engine
 from buildsys.deploy.engine import Engine
@@ -121,11 +121,35 @@ def test_wrong_inputs_are_refused(engine: Engine, inputs_and_sentence: tuple[Any
 
 
 def test_calls_of_another_kind_are_refused(engine: Engine) -> None:
+    np.testing.assert_array_equal(engine(x_of())["y"], engine(x=x_of())["y"])
     for inputs in (x_of(), [x_of()], "x"):
-        with pytest.raises(EngineError, match=r"of type \w+; pass them by name, engine\("):
-            engine(inputs)  # type: ignore[arg-type]
+        with pytest.raises(EngineError, match=r"of type \w+; pass them by name, engine\(x=array"):
+            engine.run(inputs)  # type: ignore[arg-type]
+    for inputs in ([x_of()], "x"):
+        with pytest.raises(EngineError, match="x of m:e cannot be read: it is a value of type"):
+            engine(inputs)
+    with pytest.raises(EngineError, match=r"of m:e are 2 arguments; pass them by name, engine\(x="):
+        engine({"x": x_of()}, x=x_of())
     with pytest.raises(EngineError, match="m:e has no optimization profiles; leave out `profile`"):
         engine.run({"x": x_of()}, profile=0)
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
+def test_inputs_of_different_batches_are_refused(tmp_path: Path, backend: str) -> None:
+    pytest.importorskip(backend)
+    model = parse("(float[batch,4] a, float[batch,4] b) => (float[batch,4] y) { y = Add(a, b) }")
+    inputs = {name: {"shape": ["batch", 4]} for name in ("a", "b")}
+    with load_engine(build(tmp_path, backend, model, inputs=inputs)) as engine:
+        row = np.ones((1, 4), np.float32)
+        assert engine(a=row, b=row)["y"].tolist() == [[2.0] * 4]
+        with pytest.raises(EngineError, match="of m:e differ in batch: a has 2, b has 3; pass"):
+            engine(a=row.repeat(2, 0), b=row.repeat(3, 0))
+        with pytest.raises(
+            EngineError, match=r"b of m:e has the .*takes \[batch from 1 to \d+, 4\]"
+        ):
+            engine(a=row, b=row.repeat(99, 0))
+        with pytest.raises(EngineError, match=r"ndarray; pass them by name, engine\(a=array, b=a"):
+            engine(row)
 
 
 def test_an_engine_is_closed_with_its_last_reference(ort_built: Path) -> None:
