@@ -50,6 +50,9 @@ def convert(request: BuildRequest, folder: Path) -> Converted:
     if graph.functions:
         graph = inline_all(graph)
     interface = fix_batch(graph, request)
+    for node in graph.graph.node:
+        if node.op_type == "Gather" and not any(attribute.i for attribute in node.attribute):
+            del node.attribute[:]  # pnnx takes it for an embedding without its default axis only
     if graph.ByteSize() > ONE_MESSAGE_LIMIT:
         text = f"model {request.model}: its weights are too large for pnnx, which takes one file"
         raise StageError(text, _ANOTHER_BACKEND)

@@ -94,7 +94,7 @@ GRAPHS = {
     " { a = Conv(x, k) y = Transpose<perm=[1,0,2,3]>(a) }",
     "norm": "(float[batch,3,4,4] x) => (float[batch,3,4,4] y)"
     " { y = BatchNormalization(x, n, n, n, p) }",
-    "indices": "(int64[batch,5] x) => (float[batch,5,3] y) { y = Gather(w, x) }",
+    "indices": "(int64[batch,5] x) => (float[batch,5,3] y) { y = Gather<axis=0>(w, x) }",
 }  # fmt: skip
 STORED = {
     "w": weights(8, 3),
