@@ -38,6 +38,7 @@ from buildsys.backends.tensorrt.network import (
     parse,
 )
 from buildsys.backends.tensorrt.plugin_loading import bundled_plugins, load_plugins
+from buildsys.backends.tensorrt.trtexec import trtexec
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.graph_reader import WeightFile, read_weights
 from buildsys.system.files import replace_file, sha256_of
@@ -199,7 +200,15 @@ def build_engine(library: TensorRTLibrary, request: BuildRequest) -> Figures:
         hint = "the graph, or the function that defines the network, has other types"
         raise StageError(f"model {request.model}: {problem}", hint)
     phases = ("start", "parse", "configure", "build")
+    command = {} if request.definition else {
+        "trtexec": trtexec(
+            version_adapter.program_of(library), options, settings["flags"], profiles,
+            engine=request.engine.name, plugins=plugins, calibrated=bool(request.calibration),
+            timing_cache=request.timing_cache.name if request.timing_cache else "",
+        )
+    }  # fmt: skip
     return {
+        **command,
         "phases": {
             phase: end - begin for phase, (begin, end) in zip(phases, pairwise(times), strict=True)
         },

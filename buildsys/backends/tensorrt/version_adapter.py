@@ -23,6 +23,7 @@ from buildsys.backends.tensorrt.library import (
     log_of,
     value_of,
 )
+from buildsys.backends.tensorrt.trtexec import RTX_PROGRAM, Program
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.graph_reader import Weight
 from buildsys.onnx_graphs.tensors import Array
@@ -214,6 +215,13 @@ def set_fields(library: TensorRTLibrary, config: Any, options: Options) -> None:
     if library.generation != RTX and options.get("hardware_compatibility", "none") != "none":
         level = options["hardware_compatibility"]
         config.hardware_compatibility_level = value_of(library, "HardwareCompatibilityLevel", level)
+
+
+def program_of(library: TensorRTLibrary) -> Program:
+    """Name the program that builds engines; networks of TensorRT 11 are always strongly typed."""
+    if library.generation == RTX:
+        return RTX_PROGRAM
+    return Program(strong="--stronglyTyped" if library.generation == TRT_10 else "")
 
 
 def settings_in_force(library: TensorRTLibrary, config: Any) -> dict[str, Any]:

@@ -93,6 +93,9 @@ def run(options: Namespace) -> int:
     reason = with_hint(reply.reason, reply.hint)
     took = f"{reply.status} after {duration(reply.seconds)}"
     print_lines(f"{action.target}: {took}{reason and ': '}{reason}".splitlines())
+    if line := reply.figures.get("trtexec"):
+        without = f" (without {', '.join(line['without_flag'])})" if line["without_flag"] else ""
+        print_lines([f"the same build by TensorRT's program{without}:", line["command"]])
     return CheckFailed.exit_code if reply.status == "failed" else 0
 
 

@@ -53,6 +53,7 @@ class EngineResult(ResultHeader, total=False):
     timing_cache: dict[str, Any]
     built_with: dict[str, Any]  # versions of libraries, and the device
     portability: dict[str, Any]
+    trtexec: dict[str, Any]  # command, and fields without_flag
     refitted_from: dict[str, Any]  # instead of a build
     not_refitted: str  # why earlier engines could not be refitted
     refit_basis: dict[str, Any]  # digests of the graph's skeleton and of its weights
