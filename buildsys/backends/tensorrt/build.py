@@ -265,7 +265,8 @@ def use_timing_cache(library: TensorRTLibrary, config: Any, file: Path, messages
 
 # facts of a build that depend on the graph's skeleton and the engine's fields only
 _INHERITED = (
-    "settings", "profiles", "inputs", "outputs", "layers", "precision_shares", "precision_of",
+    "settings", "trtexec", "profiles", "inputs", "outputs", "layers", "precision_shares",
+    "precision_of",
 )  # fmt: skip
 _DEPENDING = ("sparsity", "strip_plan", "refit_identical", "refit_individual")
 

@@ -79,3 +79,19 @@ def test_low_precision_has_32_samples(shape: Any, batch: Any, samples: Any) -> N
     readers = {target for target, action in actions.items() if "samples" in action.inputs}
     assert readers == {"convert:m:fp16", "verify:m:rtx"}
     assert "samples" not in plan(**sections, engines=(exact,))["reference:m"].options
+
+
+def test_golden_files_are_cases_of_every_precision() -> None:
+    engines = [
+        {"name": precision, "backend": "onnxruntime", "precision": precision}
+        for precision in ("fp32", "fp16", "int8")
+    ]
+    calibration = {"data": {"x": {"random": "normal"}}}
+    actions = plan(
+        reference={"npz": ["a/tf.npz", "b/tf.npz"]}, engines=engines, calibration=calibration
+    )
+    golden = ["golden-1", "golden-2"]  # the files have one name
+    for stage in ("validate:m", *(f"verify:m:{engine['name']}" for engine in engines)):
+        assert [c for c in actions[stage].options["further"]["cases"] if "golden" in c] == golden
+    assert actions["verify:m:int8"].options["further"]["cases"] == golden
+    assert {"a/tf.npz", "b/tf.npz"} <= {*actions["reference:m"].sources}
