@@ -16,7 +16,7 @@ from buildsys.cli.session import BuildSession
 from buildsys.cli.target_names import ModelFilter
 from buildsys.errors import UsageError
 from buildsys.history.builds import Build
-from buildsys.history.compare import builds_at
+from buildsys.history.compare import builds_at, failures_at
 from buildsys.history.database import History
 from buildsys.history.recorder import machine_id
 from buildsys.project.plan import model_of
@@ -38,15 +38,12 @@ class Side:
     engine: str  # "" for all
     moment: Build
     builds: Mapping[str, Build]  # by target, the last complete ones
+    failures: Mapping[str, Build]  # by target, of the same run
     note: str = ""
 
     def of(self, stage: str, variant: str = "") -> Build | None:
         """Find the build of a target."""
         return self.builds.get(":".join(filter(None, (stage, self.model, variant))))
-
-    def latest(self) -> Build:
-        """Find the last build of all targets, or the moment itself."""
-        return max(self.builds.values(), key=lambda build: build.position, default=self.moment)
 
     def engines(self) -> list[str]:
         """List the recorded engines."""
@@ -182,7 +179,8 @@ class BuildNames:
             hint = f"`buildsys build {scope}` builds it"
             raise UsageError(f"the history has no builds of {scope}", hint)
         moment, note = self._moment(scope, builds, when)
-        return Side(f"{scope}@{when}", model, engine, moment, builds_at(builds, moment), note)
+        then = builds_at(builds, moment), failures_at(builds, moment)
+        return Side(f"{scope}@{when}", model, engine, moment, *then, note)
 
     def _moment(self, scope: str, builds: Sequence[Build], when: str) -> tuple[Build, str]:
         """Find the last build at a point in time, with a note."""

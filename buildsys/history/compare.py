@@ -11,6 +11,7 @@ from buildsys.stages.table import stage_info
 SLOWER, FASTER, SAME = "slower", "faster", "no clear difference"
 INCOMPARABLE = "not comparable"
 _COMPLETE = ("passed", "noisy")
+_FAILED = ("failed", "error")
 _COMPARED_DEVICES = ("cpu.model", "cpu.cores", "gpu.name", "gpu.compute_capability")
 
 
@@ -62,6 +63,11 @@ def builds_at(builds: Iterable[Build], moment: Build) -> dict[str, Build]:
         if is_earlier and build.status in _COMPLETE:
             last.setdefault(build.target, build)
     return last
+
+
+def failures_at(builds: Iterable[Build], moment: Build) -> dict[str, Build]:
+    """Find the targets that failed in the run of a build. A repair may need no build."""
+    return {b.target: b for b in builds if b.run == moment.run and b.status in _FAILED}
 
 
 def compare_figures(pairs: Sequence[tuple[Build, Build]]) -> list[FigureChange]:

@@ -33,7 +33,7 @@ from buildsys.history.compare import (
     compare_latencies,
 )
 from buildsys.history.database import History, history_file
-from buildsys.report.formatting import count, duration, error, latency, plural, size
+from buildsys.report.formatting import count, duration, error, fold, latency, plural, size
 from buildsys.stages.table import BENCH, ENGINE_STAGES, STAGES
 
 SCHEMA = "buildsys/compare/1"
@@ -66,10 +66,25 @@ class BuildComparison:
         return [change for change in self.figures if change.first != change.second]
 
     @property
+    def failures(self) -> dict[str, list[str]]:
+        """The targets that failed on one side only, or for another reason, with both reasons."""
+        reasons = [
+            {target: build.reason for target, build in side.failures.items()}
+            for side in (self.first, self.second)
+        ]
+        return {
+            target: [side.get(target, "") for side in reasons]
+            for target in {**reasons[0], **reasons[1]}
+            if reasons[0].get(target) != reasons[1].get(target)
+        }
+
+    @property
     def is_empty(self) -> bool:
         """True if nothing differs, and nothing was measured again."""
-        parts = self.manifest, self.environment, self.engines, self.changed_figures, self.latencies
-        return not any(parts) and all(pair.state == EQUAL for pair in self.graphs)
+        parts = self.manifest, self.environment, self.engines, self.changed_figures
+        return not any((*parts, self.latencies, self.failures)) and all(
+            pair.state == EQUAL for pair in self.graphs
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Convert the comparison for ``--json``."""
@@ -80,6 +95,7 @@ class BuildComparison:
             "environment": reasons_json(self.environment),
             "graphs": [pair._asdict() for pair in self.graphs],
             "engines": self.engines,
+            "failures": self.failures,
             "figures": [asdict(change) for change in self.figures],
             "latencies": [
                 {**asdict(change), "ratio": change.ratio, "ratio_interval": change.ratio_interval}
@@ -169,7 +185,7 @@ def _compare(session: BuildSession, history: History, first: Side, second: Side)
 
 def _manifest(history: History, side: Side) -> dict[str, str]:
     """Flatten the fields of a manifest by path, without other engines."""
-    manifest = history.manifest(side.latest())
+    manifest = history.manifest(side.moment)
     engines = {str(engine.pop("name", "")): engine for engine in manifest.pop("engines", [])}
     if side.engine:
         manifest["engine"] = engines.get(side.engine, {})
@@ -191,6 +207,13 @@ def _lines(comparison: BuildComparison) -> Iterator[str]:
         return
     yield from _section("manifest", _shown(comparison.manifest))
     yield from _section("environment", _shown(comparison.environment))
+    failures = [
+        f"{target}, in the {word} build: {fold(reason)[0]}"
+        for target, reasons in comparison.failures.items()
+        for word, reason in zip(("first", "second"), reasons, strict=True)
+        if reason
+    ]
+    yield from _section("failures", failures)
     yield from recorded_difference_lines(comparison.graphs)
     only = [f"{name}: only in the {side}" for name, side in comparison.engines.items()]
     yield from _section("engines", only)

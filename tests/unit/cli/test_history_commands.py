@@ -233,6 +233,19 @@ def test_builds_of_other_hardware_are_not_comparable(recorded: Recorded, run: Ru
     assert "cpu.model is Zen and Core" in printed
 
 
+def test_a_failed_build_differs_from_its_repair(recorded: Recorded, run: Run) -> None:
+    recorded.add_run(1, 1.0)
+    failed: dict[str, Any] = {"status": "error", "reason": "axis 1 is 4, the manifest declares 5"}
+    recorded.add("export:m", 2, manifest={"dims": 5}, **failed)
+    recorded.add("report:m", 3, manifest={"dims": 4})  # with an earlier graph
+    printed = run("compare", "m")
+    assert "dims: 5 → 4" in printed
+    assert "  failures      export:m, in the first build: axis 1 is 4, the ma" in printed
+    assert "in the second build" not in printed
+    answer = json.loads(run("compare", "m", as_json=True))["comparisons"][0]
+    assert answer["failures"] == {"export:m": [failed["reason"], ""]}
+
+
 def test_engines_and_models_are_compared(recorded: Recorded, run: Run) -> None:
     engines = [{"name": "ort", "precision": "fp32"}, {"name": "fast", "precision": "fp16"}]
     for engine, p50_ms in (("ort", 1.0), ("fast", 0.5)):
