@@ -84,11 +84,13 @@ def check_machine(root: Path, *, as_json: bool) -> int:
     broken = [check.remedy or check.text for check in checks if check.state == BROKEN]
     start = "buildsys build" if project.models else "buildsys new MODEL --from SOURCE"
     following = (broken or [start])[0]
-    states = [check.state for check in checks]
     if as_json:
         findings = [check.as_json() for check in checks]
         print_json({"schema": SCHEMA, "findings": findings, "next": following})
     else:
+        unused = [check.name for check in checks if check.is_unused]
+        checks = [check for check in checks if not check.is_unused]
+        states = [check.state for check in checks]
         counts = [
             f"{states.count(state)} {state}" for state in (BROKEN, MISSING, UNKNOWN)
             if state in states
@@ -100,6 +102,10 @@ def check_machine(root: Path, *, as_json: bool) -> int:
             name = check.name if check.kind == check.name else f"{check.kind} {check.name}"
             details = [f"→ {check.remedy}"] if check.remedy and check.state != OK else []
             rows.append(Row(check.state, name, details, note=check.text))
+        if unused:
+            note = "not installed, and needed by no engine of this project"
+            details = ["→ pip install 'buildsys[NAME]'"]
+            rows.append(Row("optional", f"backends {', '.join(unused)}", details, note=note))
         print_rows(rows, ["; ".join(counts), f"next: {following}"])
     return code or (_SOMETHING_BROKEN if broken else 0)
 
@@ -189,6 +195,12 @@ class Finding:
     text: str = ""
     remedy: str = ""  # a command where there is one
     facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_unused(self) -> bool:
+        """True of a backend that no engine needs, and that is not installed."""
+        is_missing = self.kind == "backend" and self.state == MISSING
+        return is_missing and not (self.facts.get("version") or self.facts.get("engines"))
 
     def as_json(self) -> dict[str, Any]:
         """Convert the check to the field names of the JSON output."""

@@ -230,24 +230,35 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_missing_parts_that_nothing_requires_are_not_broken(
-    project: Path, capsys: pytest.CaptureFixture[str]
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (project / "configs/project.yaml").write_text(
         "toolchains: {gone: {python: /nowhere/bin/python}}\n"
     )
+    ours = doctor.check_libraries
+    monkeypatch.setattr(
+        doctor,
+        "check_libraries",
+        lambda *words: {
+            **ours(*words),
+            **{n: Library(n, missing=True) for n in ("openvino", "ncnn")},
+        },
+    )
     assert check_machine(project, as_json=False) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[-2].startswith("nothing that this project needs is broken; ")
+    optional = "optional  backends ncnn, openvino  not installed, and needed by no engine of this"
+    assert [line for line in lines if "openvino" in line] == [f"{optional} project"]
     assert lines[-1] == "next: buildsys build"
     gone = next(
-        number for number, line in enumerate(lines) if line.startswith("missing  toolchain gone")
+        number for number, line in enumerate(lines) if line.startswith("missing   toolchain gone")
     )
     assert (
         lines[gone + 1]
         .strip()
         .startswith("→ set toolchains.gone.python in project.yaml, or BUILDSYS_TOOL")
     )
-    assert any(line.startswith("ok       library torch  1.0") for line in lines)
+    assert any(line.startswith("ok        library torch  1.0") for line in lines)
     assert not (project / "build").exists()
 
 
