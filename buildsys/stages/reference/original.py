@@ -56,14 +56,6 @@ class Original(NamedTuple):
 
         return read_state(self.module, project)
 
-    def clock_place(self, project: Path) -> str:
-        """Find the forward that reads the time, as ``file:line``, or ""."""
-        if self.module is None:
-            return ""
-        from buildsys.models.kept_state import clock_place
-
-        return clock_place(self.module, project)
-
     def case(self, inputs: Tensors, outputs: Tensors) -> Case:
         """Make a golden case, with the right alternatives of its outputs."""
         if (network := self.network) is None:

@@ -51,9 +51,6 @@ def compare_second_call(job: Job, original: Original, earlier: State) -> list[Do
     if changed:
         text = f"forward changes {_describe(changed)}, which an exported graph does not"
         doubts.append(Doubt(kind="state", text=text, place=_place(changed)))
-    if place := original.clock_place(job.project):
-        text = f"forward reads the time ({place}), which is a constant of an exported graph"
-        doubts.append(Doubt(kind="state", text=text, place=place))
     return doubts
 
 
