@@ -33,8 +33,6 @@ def engine_lines(
         content, name = result.content, result.variant
         spec: Mapping[str, Any] = specs.get(name, {})
         layers = content.get("layers")
-        if isinstance(layers, (dict, list)):
-            layers = sum(layers.values()) if isinstance(layers, dict) else len(layers)
         is_built = bool(content.get("engine_sha256"))
         line = EngineLine(
             name=name,
@@ -45,7 +43,7 @@ def engine_lines(
             timed=status.get((BENCH, name), ABSENT),
             size_bytes=content.get("engine_bytes"),
             build_seconds=content.get("build_seconds"),
-            layers=layers,
+            layers=None if layers is None else sum(layers.values()),
             device=_device_text(content.get("device", {})),
             sha256=content.get("engine_sha256", ""),
             messages=tuple(content.get("messages", [])),

@@ -89,8 +89,7 @@ def noise_text(model: str, reason: str) -> str:
 
 def reasons_json(reasons: Iterable[StaleReason]) -> list[dict[str, Any]]:
     """Convert reasons to JSON."""
-    # "line" was the first changed line of a file; it stays in the schema, always null
-    return [{**reason._asdict(), "line": None, "text": str(reason)} for reason in reasons]
+    return [{**reason._asdict(), "text": str(reason)} for reason in reasons]
 
 
 def refit_note(session: BuildSession, target: str) -> str:

@@ -194,9 +194,8 @@ class _TargetDifference(NamedTuple):
     reasons: tuple[StaleReason, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Convert the difference to JSON, where downstream targets are called behind."""
-        state = "behind" if self.state == DOWNSTREAM else self.state
-        return {"target": self.target, "state": state, "reasons": reasons_json(self.reasons)}
+        """Convert the difference to JSON."""
+        return {**self._asdict(), "reasons": reasons_json(self.reasons)}
 
 
 def _differences(before: BuildSession, now: BuildSession) -> Iterator[_TargetDifference]:

@@ -28,7 +28,7 @@ class EngineResult(ResultHeader, total=False):
     inputs: list[dict[str, Any]]
     outputs: list[dict[str, Any]]
     formats: dict[str, str]
-    layers: int | dict[str, int] | list[Any]  # older versions wrote a count or a list
+    layers: dict[str, int]  # by kind
     engine_layers: dict[str, int]
     precision_shares: dict[str, dict[str, float]]  # of layers, time, weights: type -> share
     slowest_layers: list[SlowLayer]  # only TensorRT; bench times the layers of ONNX Runtime

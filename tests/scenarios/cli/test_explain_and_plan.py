@@ -128,7 +128,7 @@ def test_the_fields_of_the_answers_are_those_of_the_documentation(built: Project
     (target,) = explained["targets"]
     assert list(target) == ["target", "state", "restorable", "reasons", "expected_s", "last_run"]
     assert target["reasons"] == [
-        {"kind": "config", "subject": "export.opset", "old": "17", "new": "18", "line": None,
+        {"kind": "config", "subject": "export.opset", "old": "17", "new": "18",
          "text": "export.opset: 17 → 18"}
     ]  # fmt: skip
     assert list(target["last_run"]) == ["status", "started", "seconds", "reason", "reasons"]

@@ -46,7 +46,7 @@ def test_since_a_revision_targets_are_added_removed_changed_or_downstream(
     )
     state = {one["target"]: one["state"] for one in plan["targets"]}
     assert state["export:lin"] == "changed"
-    assert state["simplify:lin"] == "behind"
+    assert state["simplify:lin"] == "downstream"
     assert "reference:lin" not in state
     assert {target for target, found in state.items() if found == "added"} == {
         target.replace("lin", "new") for target in TARGETS

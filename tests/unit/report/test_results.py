@@ -40,8 +40,3 @@ def test_a_value_of_any_listed_type_is_unchanged(value: Any) -> None:
     read = parse({"failures": [{"actual": value}]}, VerifyResult)["failures"][0]["actual"]
     assert type(read) is type(value)
     assert read == value
-
-
-@pytest.mark.parametrize("layers", [7, {"convolution": 2}, [{"name": "a"}]])
-def test_layers_of_older_versions_are_read(layers: object) -> None:
-    assert parse({"layers": layers}, EngineResult) == {"layers": layers}

@@ -101,7 +101,7 @@ PASSING: dict[str, dict[str, Any]] = {
         "backend": "onnxruntime",
         "engine_sha256": "b" * 64,
         "engine_bytes": 118_000,
-        "layers": 7,
+        "layers": {"Conv": 7},
         "build_seconds": 0.123,
         "messages": [],
         "device": {"kind": "cpu", "name": "AMD EPYC", "cores": 2},
