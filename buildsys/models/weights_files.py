@@ -3,30 +3,42 @@
 Neither format executes code. Files of the Hub are at a commit, in its own cache.
 """
 
+import fcntl
+import hashlib
 import os
 import pickle
 import re
+import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 import torch
 from torch import nn
 
 from buildsys.errors import StageError
-from buildsys.models.downloads import download, settle
-from buildsys.models.saved_objects import stand_ins
 from buildsys.models.state_dicts import (
     COUNTER,
     find_state,
     shortened,
+    stand_ins,
     state_maps,
     tied_names,
 )
 from buildsys.models.user_code import first_line, import_library, project_file
 from buildsys.system.file_kinds import describe_file
-from buildsys.system.files import sha256_of
-from buildsys.system.weight_names import HUB, is_index, is_url, parse_hub_name, read_index
+from buildsys.system.files import STATE_FOLDER, sha256_of
+from buildsys.system.weight_names import (
+    HUB,
+    file_name,
+    is_index,
+    is_url,
+    parse_hub_name,
+    read_index,
+)
 
 SAFETENSORS = ".safetensors"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -258,3 +270,50 @@ def _fetch(repository: str, path: str, revision: str, title: str) -> Path | None
     if _SHA256.fullmatch(digest) and sha256_of(file) != digest:
         raise StageError(f"the cached file {file} of {title} is damaged", "delete it")
     return file
+
+
+_TIMEOUT_S = 60
+_CHUNK_BYTES = 1 << 20
+
+
+def download(url: str, project: Path, sha256: str | None) -> Path:
+    """Download a file, unless it is here. Raises: StageError: it cannot be downloaded."""
+    folder = _folder(project, url, sha256)
+    file, partial = folder / file_name(url), folder.with_suffix(".partial")
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder.parent / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if file.is_file():
+            return file
+        try:
+            with _open(url) as source, partial.open("wb") as target:
+                shutil.copyfileobj(source, target, _CHUNK_BYTES)
+        except StageError:
+            raise
+        except Exception as error:  # each protocol has its own
+            problem = f"cannot download {url} ({type(error).__name__}: {first_line(error):.200})"
+            hint = "check the address, the network and your access to it"
+            if isinstance(error, ImportError):
+                hint = "install what fsspec needs for it, such as s3fs or gcsfs"
+            raise StageError(problem, hint, is_external=True) from error
+        folder.mkdir(exist_ok=True)  # another process may have removed it
+        return partial.rename(file)
+
+
+def settle(url: str, project: Path, expected: str | None, sha256: str) -> None:
+    """Keep files of an unexpected digest for a manifest that names it."""
+    folder = _folder(project, url, sha256)
+    shutil.rmtree(folder, ignore_errors=True)
+    with suppress(OSError):  # another process did it
+        _folder(project, url, expected).rename(folder)
+
+
+def _folder(project: Path, url: str, sha256: str | None) -> Path:
+    name = sha256 or f"unknown-{hashlib.sha256(url.encode()).hexdigest()[:16]}"
+    return project / STATE_FOLDER / "downloads" / name
+
+
+def _open(url: str) -> Any:
+    if urlsplit(url).scheme in ("http", "https"):
+        return urlopen(url, timeout=_TIMEOUT_S)  # noqa: S310
+    return import_library("fsspec", Path.cwd()).open(url, "rb")

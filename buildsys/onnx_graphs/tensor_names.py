@@ -1,11 +1,12 @@
-"""Names of tensors in graphs with subgraphs."""
+"""Names of tensors in graphs with subgraphs, and the order of nodes."""
 
 from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 
-from onnx import GraphProto, ModelProto
+from onnx import GraphProto, ModelProto, NodeProto
 
 from buildsys.onnx_graphs.onnx_file import all_nodes, subgraphs
-from buildsys.onnx_graphs.tensor_types import FreshNames
+from buildsys.onnx_graphs.tensor_types import FreshNames, outer_names
 
 
 def rename_tensors(model: ModelProto, names: Mapping[str, str]) -> None:
@@ -32,3 +33,26 @@ def _tensors(body: GraphProto) -> Iterator[str]:
     yield from (value.name for value in (*body.input, *body.initializer))
     yield from (sparse.values.name for sparse in body.sparse_initializer)
     yield from (name for node in body.node for name in node.output if name)
+
+
+def sort_nodes(graph: GraphProto) -> None:
+    """Put every node after those that it reads, also in subgraphs; a cycle stays."""
+    for node in graph.node:
+        for body in subgraphs(node):
+            sort_nodes(body)
+    producers = {name: i for i, node in enumerate(graph.node) for name in node.output if name}
+    needs = {
+        i: sorted(
+            {producers[name] for name in (*node.input, *outer_names(node)) if name in producers}
+        )
+        for i, node in enumerate(graph.node)
+    }
+    if all(max(earlier, default=-1) < i for i, earlier in needs.items()):
+        return
+    try:
+        order = [*TopologicalSorter(needs).static_order()]
+    except CycleError:
+        return
+    nodes = [NodeProto.FromString(graph.node[i].SerializeToString()) for i in order]
+    del graph.node[:]
+    graph.node.extend(nodes)

@@ -14,8 +14,8 @@ from onnx import ModelProto, TensorProto, helper
 from buildsys.backends.onnxruntime.graphs import Operator, kernel_types
 from buildsys.backends.onnxruntime.session import OrtGraph
 from buildsys.errors import StageError
-from buildsys.onnx_graphs.newer_opset import convert_opset
 from buildsys.onnx_graphs.onnx_file import STANDARD, all_nodes, opsets
+from buildsys.onnx_graphs.opset_changes import convert_opset
 
 _IR_VERSION, _OPSET = 8, 17  # read by every supported ONNX Runtime
 _OLDEST_IR_VERSION = 4  # before it, parameters are inputs as well, which tools do not expect

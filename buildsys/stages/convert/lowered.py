@@ -2,8 +2,8 @@
 
 from buildsys.errors import CheckFailed
 from buildsys.manifest.exports import NEW_EXPORTS
-from buildsys.onnx_graphs.older_opset import lower_opset
 from buildsys.onnx_graphs.onnx_file import check_file, file_bytes, load_model, opsets, save_model
+from buildsys.onnx_graphs.opset_changes import lower_opset
 from buildsys.onnx_graphs.tensors import load_case
 from buildsys.stages.common.golden_check import failures_of, figures_of
 from buildsys.stages.common.graph_runs import compare_cases, limits_of, run_cases

@@ -10,8 +10,8 @@ import numpy as np
 from onnx import ModelProto
 
 from buildsys.errors import StageError
-from buildsys.onnx_graphs.newer_opset import raise_opset
 from buildsys.onnx_graphs.onnx_file import opsets
+from buildsys.onnx_graphs.opset_changes import raise_opset
 from buildsys.onnx_graphs.tensors import Case
 from buildsys.stages.calibrate.ranges import load_ranges
 from buildsys.stages.common.node_patterns import load_named_model

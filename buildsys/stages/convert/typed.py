@@ -12,8 +12,8 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 from onnx.numpy_helper import from_array, to_array
 
 from buildsys.errors import StageError
-from buildsys.onnx_graphs.newer_opset import raise_opset
 from buildsys.onnx_graphs.onnx_file import load_model, opsets, subgraphs
+from buildsys.onnx_graphs.opset_changes import raise_opset
 from buildsys.onnx_graphs.tensor_types import (
     DTYPES,
     ELEM_TYPES,

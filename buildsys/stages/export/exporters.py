@@ -34,8 +34,8 @@ from buildsys.models.user_code import (
     innermost_location,
     source_line,
 )
-from buildsys.onnx_graphs.older_opset import lower_opset
 from buildsys.onnx_graphs.onnx_file import INLINE_LIMIT, ONE_MESSAGE_LIMIT, first_line, load_model
+from buildsys.onnx_graphs.opset_changes import lower_opset
 from buildsys.onnx_graphs.tensor_names import rename_tensors
 from buildsys.stages.common.remedies import (
     format_remedies,

@@ -23,6 +23,8 @@ import sympy  # type: ignore[import-untyped]
 import torch
 from torch import nn
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._sympy.printers import PythonPrinter
 
 from buildsys.errors import CheckFailed, StageError
@@ -291,3 +293,32 @@ def _agrees(program: Any, request: ExportRequest, inputs: tuple[torch.Tensor, ..
     except AssertionError:
         return False
     return True
+
+
+@contextmanager
+def training_layers(project: Path) -> Iterator[dict[str, str]]:
+    """Collect the layers called in training mode: ONNX operator -> place.
+
+    Exporters drop some of them. Layers in plain lists, which ``eval()`` does not reach, count.
+    """
+    places: dict[str, str] = {}
+
+    def note(layer: nn.Module, _arguments: Any) -> None:
+        if layer.training and (operator := _training_operator(layer)):
+            stack = traceback.walk_stack(None)
+            frames = [(frame.f_code.co_filename, line) for frame, line in stack]
+            places.setdefault(operator, innermost_location(frames, project))
+
+    handle = nn.modules.module.register_module_forward_pre_hook(note)
+    try:
+        yield places
+    finally:
+        handle.remove()
+
+
+def _training_operator(layer: nn.Module) -> str:
+    """Name the operator if it draws numbers, or forgets its running statistics."""
+    if isinstance(layer, _DropoutNd) and layer.p:
+        return "Dropout"
+    is_tracking = isinstance(layer, _BatchNorm) and layer.running_mean is not None
+    return "BatchNormalization" if is_tracking else ""

@@ -21,12 +21,12 @@ from buildsys.stages.reference.golden_files import cases_of_files
 from buildsys.stages.reference.original import (
     Original,
     State,
+    compare_second_call,
     golden_inputs,
     load_original,
     not_finite,
 )
 from buildsys.stages.reference.result import GoldenCase, GoldenTensor, ReferenceResult
-from buildsys.stages.reference.second_call import compare_second_call
 from buildsys.workers.job import Job, StageResult
 
 

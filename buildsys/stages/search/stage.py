@@ -19,7 +19,7 @@ from buildsys.errors import StageError
 from buildsys.manifest.default_limits import effective_limits
 from buildsys.onnx_graphs.inspection.describe import macs_per_node
 from buildsys.onnx_graphs.inspection.graph import plain_model
-from buildsys.onnx_graphs.newer_opset import raise_opset
+from buildsys.onnx_graphs.opset_changes import raise_opset
 from buildsys.onnx_graphs.tensor_types import DTYPES, emulate
 from buildsys.onnx_graphs.tensors import Case
 from buildsys.stages.common.golden_check import (

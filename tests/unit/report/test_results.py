@@ -9,7 +9,6 @@ from tiny_results import PASSING
 
 from buildsys.report.key_figures import result_type
 from buildsys.report.result_files import parse, read_result
-from buildsys.stages.engine.result import EngineResult
 from buildsys.stages.export.result import ExportResult
 from buildsys.stages.verify.result import VerifyResult
 

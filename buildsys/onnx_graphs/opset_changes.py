@@ -1,7 +1,8 @@
-"""Graphs in an older opset, for libraries that read no newer one.
+"""Graphs in an older opset, for libraries that read no newer one, and in a newer one.
 
-Most changes between opsets add types, inputs, attributes or values: a node that does not use them
-is valid in both. onnx.version_converter leaves new attributes in the file and cannot lower Pad.
+To an older one by hand: most changes between opsets add types, inputs, attributes or values, and a
+node that does not use them is valid in both. onnx.version_converter leaves new attributes in the
+file and cannot lower Pad.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,12 +10,18 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, helper
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, helper, version_converter
 from onnx.helper import get_attribute_value
 from onnx.numpy_helper import to_array
 
 from buildsys.errors import StageError
-from buildsys.onnx_graphs.onnx_file import STANDARD, subgraphs
+from buildsys.onnx_graphs.onnx_file import (
+    ONE_MESSAGE_LIMIT,
+    STANDARD,
+    first_line,
+    opsets,
+    subgraphs,
+)
 from buildsys.onnx_graphs.tensors import Array
 
 _IMPLIED = {("Split", "num_outputs")}  # attributes that repeat what the node says
@@ -116,3 +123,29 @@ def _refusal(node: NodeProto, what: str, opset: int) -> StageError:
         " newer",
         "replace it in the network or in surgery, or use libraries that read newer opsets",
     )
+
+
+def raise_opset(model: ModelProto, version: int, ir_version: int) -> tuple[ModelProto, str]:
+    """Convert the model to ``version`` or above; give the reason if it stays."""
+    if opsets(model).get("ai.onnx", 1) >= version:
+        return model, ""
+    model, problem = convert_opset(model, version)
+    if not problem:
+        model.ir_version = max(model.ir_version, ir_version)
+    return model, problem
+
+
+def convert_opset(model: ModelProto, version: int) -> tuple[ModelProto, str]:
+    """Convert the model to an older or newer opset; give the reason if it stays."""
+    if len(model.functions) > 0:
+        return model, "onnx.version_converter drops local functions"
+    if sum(len(tensor.raw_data) for tensor in model.graph.initializer) > ONE_MESSAGE_LIMIT:
+        return model, "onnx.version_converter takes graphs below 2 GB"
+    try:
+        converted = version_converter.convert_version(model, version)
+    except (version_converter.ConvertError, RuntimeError, ValueError) as error:
+        return model, first_line(error)
+    typed = [value for value in converted.graph.value_info if value.type.tensor_type.elem_type]
+    del converted.graph.value_info[:]  # some without a type, which ONNX Runtime refuses
+    converted.graph.value_info.extend(typed)
+    return converted, ""
