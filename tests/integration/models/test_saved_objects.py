@@ -233,7 +233,7 @@ ATTACKS: dict[str, tuple[bytes, bool]] = {
     "a key of no hash": (b"}(" + TRAP + b")RNu", REFUSED),
     "an unpickler": (b"cpickle\nloads\n(" + text("cposix\nsystem\n.") + b"tR", LOADED),
     "a stand-in": (
-        b"cbuildsys.models.saved_objects\n_Wrapper\n(" + EVAL + b"tR" + ARGUMENTS + b"R", REFUSED
+        b"cbuildsys.models.state_dicts\n_Wrapper\n(" + EVAL + b"tR" + ARGUMENTS + b"R", REFUSED
     ),
 }  # fmt: skip
 
