@@ -253,13 +253,13 @@ def build(root: Path, graph: dict[str, Action] | None = None) -> list[str]:
 
 
 def kill_after_first_rename(executor: Executor) -> None:
-    place = os.replace
+    place = Path.replace
 
-    def replace_and_die(*names: str, **folders: int) -> None:
-        place(*names, **folders)
+    def replace_and_die(path: Path, target: Path) -> None:
+        place(path, target)
         os.kill(os.getpid(), 9)
 
-    os.replace = replace_and_die  # type: ignore[assignment]
+    Path.replace = replace_and_die  # type: ignore[method-assign, assignment]
 
 
 def order(root: Path, target: str, *words: str) -> None:
