@@ -13,7 +13,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,21 +32,12 @@ _TENSORRT = re.compile(r", trt-\w+")  # in lists of engines
 _COPIED = ("dodo.py", "pyproject.toml", "configs", "plugins")
 
 
-@dataclass(frozen=True)
-class Options:
-    """The command line of a bench script."""
-
-    models: tuple[str, ...]
-    rounds: int
-    json: Path | None
-    keep: bool
-
-
-def parse_options(about: str, *, models: Sequence[str], rounds: int) -> Options:
+def parse_options(about: str, *, models: Sequence[str], rounds: int) -> argparse.Namespace:
     """Parse the command line; ``models`` and ``rounds`` are defaults, no models means all."""
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument(
         "--models",
+        type=lambda text: tuple(filter(None, text.split(","))),
         default=",".join(models),
         help="names, separated by commas (default: %(default)s)",
     )
@@ -58,26 +48,14 @@ def parse_options(about: str, *, models: Sequence[str], rounds: int) -> Options:
         help="measurements of each side (default: %(default)s)",
     )
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
-    parser.add_argument(
-        "--keep", action="store_true", help="keep the temporary folder and print its path"
-    )
-    given = parser.parse_args()
-    return Options(
-        tuple(filter(None, given.models.split(","))), given.rounds, given.json, given.keep
-    )
+    return parser.parse_args()
 
 
 @contextmanager
-def workspace(*, keep: bool) -> Iterator[Path]:
+def workspace() -> Iterator[Path]:
     """Yield a temporary folder."""
-    folder = Path(tempfile.mkdtemp(prefix="buildsys-bench-"))
-    try:
-        yield folder
-    finally:
-        if keep:
-            print(f"kept {folder}")
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="buildsys-bench-", ignore_cleanup_errors=True) as name:
+        yield Path(name)
 
 
 def copy_project(folder: Path, models: Sequence[str] = ()) -> Path:

@@ -26,7 +26,7 @@ LIMIT_S = 0.6
 
 def main() -> None:
     options = parse_options(__doc__ or "", models=(), rounds=15)
-    with workspace(keep=options.keep) as folder:
+    with workspace() as folder:
         project = copy_project(folder, options.models)
         file = manifests(project)[0]
         command = [sys.executable, "-m", "buildsys.cli.check_manifests"]

@@ -50,7 +50,7 @@ def write_plan(project: Path, file: Path) -> list[str]:
 
 def main() -> None:
     options = parse_options(__doc__ or "", models=EIGHT_MODELS, rounds=2)
-    with workspace(keep=options.keep) as folder:
+    with workspace() as folder:
         project, out = copy_project(folder, options.models), folder / "plain"
         targets = write_plan(project, folder / "plan.json")
 

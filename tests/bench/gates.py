@@ -10,7 +10,6 @@ On a GPU: ``--backend tensorrt --python PYTHON_WITH_TENSORRT --width 1024 --repe
 """
 
 import argparse
-import json
 import math
 import os
 import random
@@ -55,17 +54,10 @@ def main() -> None:
     parser.add_argument("--python", default="", help="interpreter with the backend's library")
     parser.add_argument("--width", type=int, default=256, help="of the layers")
     parser.add_argument("--layers", type=int, default=20, help="of the faster network")
-    parser.add_argument(
-        "--from", dest="source", type=Path, nargs="+", help="evaluate rounds of earlier runs"
-    )
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     given = parser.parse_args()
-    if given.source:
-        parts = [json.loads(file.read_text())["figures"]["rounds"] for file in given.source]
-        rounds = {side: [one for part in parts for one in part[side]] for side in parts[0]}
-    else:
-        with workspace(keep=False) as folder:
-            rounds = collect(folder, given)
+    with workspace() as folder:
+        rounds = collect(folder, given)
     figures = evaluate(rounds, given.trials)
     rows = [(name, *map(str, cells)) for name, *cells in figures["table"]]
     columns = ("comparison", "mean rounds>", "repetitions>", *(f"{one}>" for one in VERDICTS))

@@ -21,7 +21,7 @@ LIMIT = 2.5
 
 def main() -> None:
     options = parse_options(__doc__ or "", models=(), rounds=20)
-    with workspace(keep=options.keep) as folder:
+    with workspace() as folder:
         project, empty = copy_project(folder, options.models), folder / "empty"
         empty.mkdir()
         (empty / "dodo.py").touch()

@@ -95,7 +95,7 @@ def row_of(model: str, taken: Sequence[dict[str, Any]]) -> tuple[str, ...]:
 def main() -> None:
     options = parse_options(__doc__ or "", models=("resnet18",), rounds=3)
     figures = {}
-    with workspace(keep=options.keep) as folder:
+    with workspace() as folder:
         for model in options.models:
             figures[model] = measure(model, min(options.rounds, len(OPSETS)), folder / model)
     columns = (

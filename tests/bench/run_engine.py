@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--duration", type=float, default=10, help="seconds of each side")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     given = parser.parse_args()
-    with workspace(keep=False) as folder:
+    with workspace() as folder:
         engines = given.engines or build(folder)
         batches = [int(batch) for batch in given.batches.split(",")]
         figures = [compare(e, batch, given.duration) for e in engines for batch in batches]

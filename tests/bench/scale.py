@@ -90,7 +90,7 @@ def sides_of(folder: Path) -> dict[str, tuple[Callable[[], float], str]]:
 def main() -> None:
     """Print a row per side."""
     options = parse_options(__doc__ or "", models=(), rounds=7)
-    with workspace(keep=options.keep) as folder:
+    with workspace() as folder:
         sides = sides_of(folder)
         for side, _ in sides.values():  # fill the caches of the disk
             side()
