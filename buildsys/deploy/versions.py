@@ -173,7 +173,6 @@ class _File(BaseModel):
 class _Document(BaseModel):
     """What is read of version.json."""
 
-    schema_name: str = Field("", alias="schema")
     published: str = ""
     files: dict[str, _File]
 

@@ -111,10 +111,6 @@ def test_a_recipe_is_written_on_request_or_added_later(init: Init, tmp_path: Pat
     assert "these files exist: .github/workflows/nightly.yml" in out
 
 
-EXIST = "nothing was written, as these files exist:"
-MOVE = "move it away, or run `buildsys init` in another folder and copy what is missing"
-
-
 @pytest.mark.parametrize(
     ("files", "arguments", "sentence"),
     [
