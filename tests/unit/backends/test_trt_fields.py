@@ -21,7 +21,7 @@ from buildsys.backends.tensorrt.library import (
     library_of,
     quantization_of,
 )
-from buildsys.backends.tensorrt.python_plugins import load_plugins
+from buildsys.backends.tensorrt.plugin_loading import load_plugins
 from buildsys.errors import StageError, Unavailable
 
 ALL, LATER = {TRT_8, TRT_10, TRT_11}, {TRT_10, TRT_11}
