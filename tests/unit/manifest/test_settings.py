@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from buildsys.cli import command
 from buildsys.cli.command import find_project, is_project
 from buildsys.cli.main import run
 from buildsys.errors import ManifestError
@@ -124,6 +125,7 @@ def test_a_wrong_setting_is_one_sentence_with_its_line(
     with pytest.raises(ManifestError) as caught:
         empty_project(root)
     assert str(caught.value).startswith(f"pyproject.toml:{ERRORS[text]}")
+    monkeypatch.setattr(command, "_started_in", [])
     monkeypatch.chdir(root / "ml")
     assert run(["list"]) == 3
     assert capsys.readouterr().err == f"in {root}\nERROR: {caught.value}\n"
