@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from buildsys.backends.openvino import backend as openvino
     from buildsys.backends.tensorrt import backend as tensorrt
     from buildsys.backends.tensorrt_rtx import backend as tensorrt_rtx
+    from buildsys.backends.torch import backend as torch
 
     _CONFORMING: tuple[Backend, ...] = (
-        coreml, executorch, ncnn, onnxruntime, openvino, tensorrt, tensorrt_rtx,
+        coreml, executorch, ncnn, onnxruntime, openvino, tensorrt, tensorrt_rtx, torch,
     )  # fmt: skip

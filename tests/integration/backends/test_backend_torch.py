@@ -1,0 +1,172 @@
+"""Engines of PyTorch itself: numbers, new weights, files, and what is refused.
+
+Compiling takes 20 s of CPU time, so the tests share two packages.
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from engine_jobs import DIMS, INPUTS, captured_program, random_x
+
+from buildsys.backends.interface import BuildRequest, EarlierBuild, load_backend
+from buildsys.errors import StageError, Unavailable
+from buildsys.manifest.schema.engines import engine_spec
+from buildsys.onnx_graphs.tensors import Tensor
+from buildsys.system.backend_registry import Record
+from buildsys.system.compatibility import built_with, machine_reasons
+from buildsys.system.files import sha256_of
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the compiler, on its own code
+backend = load_backend("torch")
+
+
+def request(folder: Path, source: Path, **fields: Any) -> BuildRequest:
+    folder.mkdir(exist_ok=True)
+    engine = {"name": "e", "backend": "torch", **fields}
+    options = engine_spec("torch").model_validate(engine).model_dump()
+    inputs = {name: {**tensor, "dtype": "float32"} for name, tensor in INPUTS.items()}
+    return BuildRequest("m", Path(), folder / "engine.pt2", options, inputs, DIMS, program=source)
+
+
+def outputs(engine: Path, inputs: dict[str, Tensor]) -> np.ndarray:
+    session = backend.load(engine, {"threads": 1})
+    try:
+        (output,) = session.run(inputs).values()
+        session.bind(inputs)()
+        return output.array
+    finally:
+        session.close()
+
+
+def expected(source: Path, inputs: dict[str, Tensor]) -> np.ndarray:
+    result = torch.export.load(source).module()(torch.from_numpy(inputs["x"].array))
+    return (result[0] if isinstance(result, tuple) else result).detach().numpy()
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return captured_program(tmp_path_factory.mktemp("program"), "torch", "Small")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory, source: Path) -> tuple[Path, dict[str, Any]]:
+    asked = request(tmp_path_factory.mktemp("torch"), source)
+    figures = backend.build(asked)
+    digests = {path.name: {"sha256": sha256_of(path)} for path in asked.engine.parent.iterdir()}
+    origin = {"engine_sha256": "0", "started": "now", "build_seconds": 1, "files": digests}
+    (asked.engine.parent / "engine.json").write_text(json.dumps({**figures, **origin}))
+    return asked.engine, figures
+
+
+@pytest.mark.parametrize("batch", [1, 2, 8])
+def test_an_engine_computes_what_the_program_does(built: Any, source: Path, batch: int) -> None:
+    inputs = random_x(batch)
+    np.testing.assert_allclose(
+        outputs(built[0], inputs), expected(source, inputs), rtol=1e-3, atol=1e-5
+    )
+
+
+def test_memory_in_another_order_is_read_in_its_order(built: Any, source: Path) -> None:
+    array = random_x(2)["x"].array
+    channels_last = np.ascontiguousarray(array.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
+    inputs = {"x": Tensor(channels_last, "float32")}
+    np.testing.assert_allclose(
+        outputs(built[0], inputs), expected(source, inputs), rtol=1e-3, atol=1e-5
+    )
+
+
+def test_what_a_package_would_not_check_is_refused(built: Any) -> None:
+    session = backend.load(built[0], {"threads": 1})
+    x = random_x(2)["x"].array
+    for array, reason in [
+        (x.astype(np.float64), "the input x is float64, and the engine needs float32"),
+        (x[:, :, 1:], "the input x has the shape"),
+        (np.repeat(x, 5, 0), "batch 1 to 8"),
+        (x[:, :1], "the input x has the shape"),
+    ]:
+        with pytest.raises(StageError, match=reason):
+            session.run({"x": Tensor(array, str(array.dtype))})
+    with pytest.raises(StageError, match="the engine needs the input x"):
+        session.run({})
+    session.close()
+
+
+def test_new_weights_go_into_the_earlier_package(built: Any, source: Path, tmp_path: Path) -> None:
+    files = {"ports.json": ""}
+    program = torch.export.load(source, extra_files=files)
+    for parameter in program.parameters():
+        parameter.data *= 2
+    source = tmp_path / "other.pt2"
+    torch.export.save(program, source, extra_files=files)
+    earlier = EarlierBuild(built[0], built[0].parent / "engine.json")
+    asked = replace(request(tmp_path / "new", source), earlier=(earlier,))
+    figures = backend.build(asked)
+    assert figures["refitted_from"]["started"] == "now"
+    assert asked.engine.read_bytes() == built[0].read_bytes()
+    inputs = random_x(2)
+    result = outputs(asked.engine, inputs)
+    np.testing.assert_allclose(result, expected(source, inputs), rtol=1e-3, atol=1e-5)
+    assert not np.allclose(result, outputs(built[0], inputs), atol=1e-3)
+
+
+def test_bfloat16_computes_in_bfloat16(source: Path, tmp_path: Path) -> None:
+    asked = request(tmp_path, source, precision="bf16")
+    figures = backend.build(asked)
+    assert figures["precision_shares"]["layers"] == {"bfloat16": 1.0}
+    inputs = random_x(3)
+    error = np.abs(outputs(asked.engine, inputs) - expected(source, inputs)).max()
+    assert 1e-5 < error < 0.05
+
+
+def test_damaged_files_are_refused(built: Any, tmp_path: Path) -> None:
+    package, weights = built[0].read_bytes(), built[0].with_suffix(".weights").read_bytes()
+    engine = tmp_path / "engine.pt2"
+    for content, others, reason in [
+        (package[: len(package) // 2], weights, "it is damaged, or no package of AOTInductor"),
+        (package, weights[:100], "PyTorch cannot read engine.weights"),
+    ]:
+        engine.write_bytes(content)
+        engine.with_suffix(".weights").write_bytes(others)
+        with pytest.raises(StageError, match=reason):
+            backend.load(engine, {"threads": 0})
+    torch.save({}, engine.with_suffix(".weights"))
+    with pytest.raises(StageError, match=r"engine\.pt2 does not take its weights"):
+        backend.load(engine, {"threads": 0})
+    values = torch.load(built[0].with_suffix(".weights"))
+    name = next(name for name, value in values.items() if value.dim() > 1)
+    torch.save({**values, name: values[name][:1]}, engine.with_suffix(".weights"))
+    with pytest.raises(StageError, match=f"is of another engine: {name} is "):
+        backend.load(engine, {"threads": 0})
+
+
+def test_a_package_of_another_torch_or_processor_is_refused(
+    built: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = built_with("torch", backend.device({}))
+    assert not list(machine_reasons(Record("torch", {"built_with": facts})))
+    other = {**facts, "torch": "2.3.0", "instructions": [*facts["instructions"], "sve9"]}
+    problems = [
+        reason.problem for reason in machine_reasons(Record("torch", {"built_with": other}))
+    ]
+    assert "it was built with PyTorch 2.3.0" in problems[0]
+    assert problems[1] == "it was compiled for processors with sve9"
+    monkeypatch.setattr("torch.__version__", "9.9.9")
+    with pytest.raises(StageError, match=r"was compiled with PyTorch .*, and this is 9\.9\.9"):
+        backend.load(built[0], {"threads": 0})
+    monkeypatch.undo()
+    monkeypatch.setattr("buildsys.backends.torch.backend.engine_instructions", list)
+    with pytest.raises(StageError, match="was compiled for processors with"):
+        backend.load(built[0], {"threads": 0})
+
+
+def test_without_a_compiler_an_engine_is_unavailable(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("no-compiler",))
+    with pytest.raises(Unavailable, match=r"needs a C\+\+ compiler, and there is none"):
+        backend.build(request(tmp_path, source))
