@@ -3,14 +3,16 @@
 The shape cases see four sizes and one set of values. A wrong branch between them would pass.
 """
 
+from __future__ import annotations
+
 import signal
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from itertools import chain, islice
 from math import prod
 from types import FrameType
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from buildsys.errors import StageError
 from buildsys.manifest.shape_cases import Dims, concrete_shape, format_case
@@ -22,6 +24,9 @@ from buildsys.stages.common.golden_check import uncompared_case
 from buildsys.stages.reference.original import Original, Tensors, golden_inputs, not_finite
 from buildsys.stages.reference.sizes import all_sizes, draw_sizes, sizes_with, within_budget
 from buildsys.workers.job import Job
+
+if TYPE_CHECKING:
+    from buildsys.models.resized_inputs import Resize
 
 _DRAWN_SHARE = 0.25  # share of the shape cases' elements
 _MOST_NUMBERS = 3  # sizes of large inputs that are numbers in the code
@@ -45,8 +50,10 @@ class FurtherCase(NamedTuple):
     values: Mapping[str, Any]  # golden_input's arguments: case, seed
 
 
-def further_cases(job: Job, original: Original) -> Iterator[FurtherCase]:
-    """Yield the planned cases: drawn sizes and other seeds.
+def further_cases(
+    job: Job, original: Original, resizes: Sequence[Resize] = ()
+) -> Iterator[FurtherCase]:
+    """Yield the planned cases: drawn sizes, those that ``resizes`` round apart, other seeds.
 
     Large inputs have few: the smallest new size, other drawn sizes only up to a quarter of the
     shape cases, and the numbers in the network's code.
@@ -66,12 +73,16 @@ def further_cases(job: Job, original: Original) -> Iterator[FurtherCase]:
             budget -= elements(dims)
             if budget >= 0 or not sizes or elements(dims) <= _LARGE:
                 sizes.append(dims)
-        if is_large and original.module is not None:
+        if original.module is not None:
             from buildsys.models.code_numbers import code_numbers
+            from buildsys.models.resized_inputs import rounded_apart
 
-            numbers = [(name, n) for n in code_numbers(original.module) for name in spans]
-            new = sizes_with(numbers, spans, [*planned, *sizes])
-            sizes += within_budget(new, elements, share, _MOST_NUMBERS)
+            apart = rounded_apart(resizes, spans, job.options["cases"])
+            sizes += sizes_with(apart, spans, [*planned, *sizes])
+            if is_large:
+                numbers = [(name, n) for n in code_numbers(original.module) for name in spans]
+                new = sizes_with(numbers, spans, [*planned, *sizes])
+                sizes += within_budget(new, elements, share, _MOST_NUMBERS)
     for name, dims in zip(options["sizes"], sizes, strict=False):
         yield FurtherCase(name, dims, {"case": name, "seed": seed})
     for name in options["values"]:

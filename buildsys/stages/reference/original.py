@@ -59,6 +59,14 @@ class Original(NamedTuple):
 
         return read_state(self.module, project)
 
+    def clock_place(self, project: Path) -> str:
+        """Find the forward that reads the time, as ``file:line``, or ""."""
+        if self.module is None:
+            return ""
+        from buildsys.models.kept_state import clock_place
+
+        return clock_place(self.module, project)
+
     def case(self, inputs: Tensors, outputs: Tensors) -> Case:
         """Make a golden case, with the right alternatives of its outputs."""
         if (network := self.network) is None:
@@ -265,6 +273,9 @@ def compare_second_call(job: Job, original: Original, earlier: State) -> list[Do
     if changed:
         text = f"forward changes {_describe(changed)}, which an exported graph does not"
         doubts.append(Doubt(kind="state", text=text, place=_place(changed)))
+    if place := original.clock_place(job.project):
+        text = f"forward reads the time ({place}), which is a constant of an exported graph"
+        doubts.append(Doubt(kind="state", text=text, place=place))
     return doubts
 
 

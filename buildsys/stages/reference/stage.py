@@ -1,7 +1,10 @@
 """The reference stage: golden inputs and outputs of every shape case."""
 
+from __future__ import annotations
+
 from collections.abc import Collection, Iterator, Mapping
-from typing import NamedTuple
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -29,6 +32,9 @@ from buildsys.stages.reference.original import (
 from buildsys.stages.reference.result import GoldenCase, GoldenTensor, ReferenceResult
 from buildsys.workers.job import Job, StageResult
 
+if TYPE_CHECKING:
+    from buildsys.models.resized_inputs import Resize
+
 
 class _ShapeCases(NamedTuple):
     """What the calls of all shape cases say about the network."""
@@ -37,6 +43,7 @@ class _ShapeCases(NamedTuple):
     special: Mapping[tuple[str, str], str]  # outputs with NaN or infinite values, described
     warnings: list[str]
     state: State  # what the network kept of the first call
+    resizes: list[Resize]
 
 
 def run(job: Job) -> StageResult:
@@ -52,7 +59,7 @@ def run(job: Job) -> StageResult:
         # for a network that is defined by hand with the same weights
         state = original.module.state_dict().items()
         save_tensors(job.outputs["weights"], {name: from_torch(tensor) for name, tensor in state})
-    cases, special, warnings, kept = _write_shape_cases(job, original)
+    cases, special, warnings, kept, resizes = _write_shape_cases(job, original)
     doubts = list(_missing_weights(original))
     if "random" not in job.options:
         job.progress("calling the network again")
@@ -61,7 +68,7 @@ def run(job: Job) -> StageResult:
     if "further" in job.options:
         for name, dims, case in cases_of_files(job, original):
             cases[name] = _save_case(job, name, dims, case)
-        for name, dims, case in _further_cases(job, original, usual, doubts):
+        for name, dims, case in _further_cases(job, original, resizes, usual, doubts):
             job.progress(f"case {name}")
             cases[name] = _save_case(job, name, dims, case)
         if small := small_cases(job, original, usual):
@@ -81,6 +88,11 @@ def run(job: Job) -> StageResult:
 
 
 def _write_shape_cases(job: Job, original: Original) -> _ShapeCases:
+    recorder = None
+    if original.module is not None and "further" in job.options:
+        from buildsys.models.resized_inputs import ResizeRecorder
+
+        recorder = ResizeRecorder()
     cases: dict[str, GoldenCase] = {}
     special: dict[tuple[str, str], str] = {}
     warnings, nan_outputs = list[str](), list[set[str]]()
@@ -90,7 +102,8 @@ def _write_shape_cases(job: Job, original: Original) -> _ShapeCases:
         job.progress(f"case {name}")
         job.count(number, len(planned), "cases")
         inputs = golden_inputs(job, dims, {"case": name, "seed": seed})
-        outputs = original.call(inputs, dims)
+        with recorder.start(name) if recorder else nullcontext():
+            outputs = original.call(inputs, dims)
         for values, text in not_finite(outputs).items():
             text += f" in case {name}: engines must have them at equal places"
             special.setdefault(values, text)
@@ -106,12 +119,13 @@ def _write_shape_cases(job: Job, original: Original) -> _ShapeCases:
     is_accepted = job.options.get("uncompared") == "warn"
     for name in () if is_accepted else set.intersection(*nan_outputs):
         raise StageError(f"output {name} is NaN everywhere in every case", _nan_hint(original))
-    return _ShapeCases(cases, special, warnings, state)
+    return _ShapeCases(cases, special, warnings, state, recorder.resizes if recorder else [])
 
 
 def _further_cases(
     job: Job,
     original: Original,
+    resizes: list[Resize],
     usual: Collection[tuple[str, str]],
     doubts: list[Doubt],
 ) -> Iterator[tuple[str, Dims, Case]]:
@@ -121,7 +135,7 @@ def _further_cases(
 
         torch.set_num_threads(1)  # waiting for others takes longer than small operations
     job.progress("choosing further cases")  # reads the network's source
-    for name, dims, values in further_cases(job, original):
+    for name, dims, values in further_cases(job, original, resizes):
         try:
             inputs = golden_inputs(job, dims, values)
             outputs = original.call(inputs, dims)

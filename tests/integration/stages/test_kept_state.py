@@ -11,10 +11,33 @@ from buildsys.errors import CheckFailed
 from buildsys.stages.reference import stage as reference
 
 HEAD = """\
+import datetime
+import time
 import random
 import numpy as np
 import torch
 from torch import nn
+
+CALLS = []
+
+
+def mean_of(x, calls=[]):
+    calls.append(1)
+    return x.mean()
+
+
+def counting():
+    count = [0]
+
+    def next_count():
+        count[0] += 1
+        return count[0]
+
+    return next_count
+
+
+next_count = counting()
+
 
 class Average(nn.Module):
     def __init__(self):
@@ -27,6 +50,8 @@ class Average(nn.Module):
 
 
 class Net(nn.Module):
+    calls = 0
+
     def __init__(self):
         super().__init__()
         self.inner, self.hidden = nn.Sequential(Average()), [Average()]
@@ -38,9 +63,9 @@ class Net(nn.Module):
 """
 
 
-def run(folder: Path, body: str) -> list[dict[str, Any]]:
-    (folder / "net.py").write_text(HEAD + indent(dedent(body), " " * 8) + "\n")
-    spec = manifest(source={"python": "net.py:Net"})
+def run(folder: Path, body: str, file: str = "net.py") -> list[dict[str, Any]]:
+    (folder / file).write_text(HEAD + indent(dedent(body), " " * 8) + "\n")
+    spec = manifest(source={"python": f"{file}:Net"})
     doubts = reference.run(stage_job("reference", spec, folder, folder)).figures["doubts"]
     return [doubt for doubt in doubts if doubt["kind"] == "state"]
 
@@ -49,8 +74,12 @@ def run(folder: Path, body: str) -> list[dict[str, Any]]:
     ("body", "changed"),
     [
         ("self.count[0] += 1\nreturn x * (2 if self.count[0] > 100 else 1)", "count"),
+        ("CALLS.append(1)\nreturn x", "CALLS (net.py)"),
+        ("Net.calls += 1\nreturn x", "Net (net.py:"),
+        ("return x + 0 * next_count()", "next_count (net.py)"),
         ("return x + 1e-9 * self.numbers.normal()", "numbers (net.py:"),
         ("self.norm.weight.data.mul_(0.999)\nreturn x", "norm.weight (net.py:"),
+        ("return x - mean_of(x)", "mean_of (net.py)"),
         ("return self.inner(x)", "inner.0.mean"),
         ("return self.hidden[0](x)", "hidden"),
         ("return x + 1e-9 * np.random.rand()", "numpy.random (net.py:"),
@@ -64,6 +93,21 @@ def run(folder: Path, body: str) -> list[dict[str, Any]]:
 def test_changed_state_is_named(tmp_path: Path, body: str, changed: str) -> None:
     [doubt] = run(tmp_path, body)
     assert f"forward changes {changed}" in doubt["text"]
+
+
+def test_changed_state_outside_of_the_project_is_named(tmp_path: Path) -> None:
+    (tmp_path / "project").mkdir()
+    [doubt] = run(tmp_path / "project", "CALLS.append(1)\nreturn x", "../net.py")
+    assert "forward changes CALLS (../net.py)" in doubt["text"]
+
+
+@pytest.mark.parametrize(
+    "body", ["return x + 0 * time.time()", "return x * min(datetime.date.today().year, 1)"]
+)
+def test_a_clock_is_named(tmp_path: Path, body: str) -> None:
+    [doubt] = run(tmp_path, body)
+    assert doubt["text"].startswith("forward reads the time (net.py:")
+    assert doubt["place"].startswith("net.py:")
 
 
 @pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
