@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from tempfile import mkdtemp
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ from buildsys.errors import StageError
 from buildsys.store.file_digests import DigestCache, FileDigest, hash_file, stamp_file
 from buildsys.store.ledger import Ledger
 from buildsys.store.record_file import check_names
-from buildsys.system.files import FOLDER, SETTLE_NS, Stamp, remove_folder, try_lock
+from buildsys.system.files import FOLDER, SETTLE_NS, Stamp, folder_below, remove_folder, try_lock
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
@@ -89,14 +89,11 @@ class Publisher:
         with self._sweeping, suppress(OSError):
             if not self._swept:
                 self._swept = True
-                folder = os.open(self._build / TEMPORARY, FOLDER)
-                try:
+                with self._folder_of(f"{TEMPORARY}/any") as folder:
                     abandoned = list(os.scandir(folder)) if try_lock(folder) else ()
                     for name in (entry.name for entry in abandoned):
                         if _OURS.fullmatch(name):
                             _remove_folder(name, folder)
-                finally:
-                    os.close(folder)
 
     def digest_outputs(
         self, tree: Path, known_digests: Mapping[str, str] = MappingProxyType({})
@@ -140,20 +137,28 @@ class Publisher:
 
         They are renamed from ``tree``, the result file ``last``. All other files of the target are
         removed first, including ``optional`` ones. Files are recorded before, in case of a kill
-        midway.
+        midway. No link is followed: the program of another target may make some now.
         """
+        refuse_links(self._build, outputs)
         unwanted = (self._ledger.owned(target) | set(optional)) - outputs.keys()
-        refuse_links(self._build, [*outputs, *unwanted])
         self._ledger.claim(target, outputs)
         for name in sorted(unwanted):
-            with disk_errors(f"remove {self._build / name}"):
-                (self._build / name).unlink(missing_ok=True)
+            with (
+                disk_errors(f"remove {self._build / name}"),
+                suppress(FileNotFoundError),
+                self._folder_of(name) as folder,
+            ):
+                os.unlink(PurePosixPath(name).name, dir_fd=folder)
         cached = []
         for name in sorted(outputs, key=lambda name: (name == last, name)):
             path, (digest, before) = self._build / name, outputs[name]
-            with disk_errors(f"publish {path}"):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                (tree / name).replace(path)
+            written = f"{TEMPORARY}/{tree.name}/{name}"
+            with (
+                disk_errors(f"publish {path}"),
+                self._folder_of(written) as source,
+                self._folder_of(name, create=True) as place,
+            ):
+                os.replace(path.name, path.name, src_dir_fd=source, dst_dir_fd=place)
             # Nobody can write the file while it is in our temporary folder. A later write shows in
             # the modification time, if that is older than a step of the clock.
             now = stamp_file(str(path))
@@ -161,6 +166,15 @@ class Publisher:
             if now is not None and unchanged and now.ctime_ns - now.mtime_ns > SETTLE_NS:
                 cached.append((str(path), FileDigest(digest, now)))
         self._digests.add(cached)
+
+    @contextmanager
+    def _folder_of(self, name: str, *, create: bool = False) -> Iterator[int]:
+        build = os.open(self._build, FOLDER)
+        try:
+            with folder_below(build, str(PurePosixPath(name).parent), create=create) as folder:
+                yield folder
+        finally:
+            os.close(build)
 
     def low_disk_note(self) -> str:
         """Write a sentence if the disk is almost full, else ""."""

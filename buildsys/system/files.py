@@ -11,7 +11,7 @@ from collections.abc import Container, Iterator
 from contextlib import contextmanager, suppress
 from glob import glob, has_magic
 from io import BufferedReader
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple, Protocol
 
 # File times advance in steps of up to 10 ms: two writes within a step leave the same times.
@@ -133,6 +133,22 @@ def replace_file(path: Path, content: bytes) -> None:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def folder_below(parent: int, path: str, *, create: bool = False) -> Iterator[int]:
+    """Open a folder below an open one, through no link. Raises: OSError."""
+    descriptor = os.dup(parent)
+    try:
+        for part in PurePosixPath(path).parts:
+            if create:
+                with suppress(FileExistsError):
+                    os.mkdir(part, dir_fd=descriptor)
+            above, descriptor = descriptor, os.open(part, FOLDER, dir_fd=descriptor)
+            os.close(above)
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def remove_folder(name: str, parent: int) -> None:

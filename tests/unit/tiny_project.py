@@ -253,13 +253,13 @@ def build(root: Path, graph: dict[str, Action] | None = None) -> list[str]:
 
 
 def kill_after_first_rename(executor: Executor) -> None:
-    place = Path.replace
+    place = os.replace
 
-    def replace_and_die(path: Path, target: Path) -> None:
-        place(path, target)
+    def replace_and_die(*names: str, **folders: int) -> None:
+        place(*names, **folders)
         os.kill(os.getpid(), 9)
 
-    Path.replace = replace_and_die  # type: ignore[method-assign, assignment]
+    os.replace = replace_and_die  # type: ignore[assignment]
 
 
 def order(root: Path, target: str, *words: str) -> None:

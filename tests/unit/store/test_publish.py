@@ -54,13 +54,13 @@ def test_everything_in_the_tree_is_published(publisher: Publisher, build: Path) 
 
 def test_the_result_file_comes_last(publisher: Publisher, monkeypatch: pytest.MonkeyPatch) -> None:
     renamed: list[str] = []
-    replace = Path.replace
+    replace = os.replace
 
-    def record(source: Path, target: Path) -> None:
-        renamed.append(target.name)
-        replace(source, target)
+    def record(source: str, target: str, **folders: int) -> None:
+        renamed.append(target)
+        replace(source, target, **folders)
 
-    monkeypatch.setattr(Path, "replace", record)
+    monkeypatch.setattr(os, "replace", record)
     publish(publisher, export_json=b"{}", model_onnx=b"model", zzz=b"")
     assert renamed == ["model.onnx", "zzz", "export.json"]
 
@@ -142,6 +142,35 @@ def test_nothing_is_removed_or_published_through_a_link(publisher: Publisher, bu
     assert (foreign / "export/model.onnx").read_bytes() == b"precious"
 
 
+@pytest.mark.parametrize("place", ["", "m", "m/export", ".tmp/{tree}", ".tmp/{tree}/m/export"])
+def test_a_link_made_after_the_check_leads_nowhere(
+    publisher: Publisher, build: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """The program of another target runs while this one is published."""
+    publish(publisher, model_onnx=b"one", old_log=b"one")
+    foreign = build.parent / "foreign"
+    for name in ("m/export", "export"):
+        (foreign / name).mkdir(parents=True)
+        for file in ("model.onnx", "old.log"):
+            (foreign / name / file).write_bytes(b"precious")
+    (foreign / "model.onnx").write_bytes(b"precious")
+    paths = sorted(foreign.rglob("*"))
+
+    def attack(*_: object) -> None:
+        folder = build / place.format(tree=tree.name)
+        folder.rename(build.parent / "gone")
+        folder.symlink_to(foreign)
+
+    with publisher.staging("export:m") as tree:
+        write(tree, model_onnx=b"two")
+        sealed = publisher.digest_outputs(tree)
+        monkeypatch.setattr(publish_module, "refuse_links", attack)
+        with pytest.raises(StageError, match=r"cannot (remove|publish) .*: Not a directory"):
+            publisher.publish("export:m", tree, sealed, last=RESULT)
+    assert sorted(foreign.rglob("*")) == paths
+    assert {path.read_bytes() for path in paths if path.is_file()} == {b"precious"}
+
+
 def test_symbolic_links_are_not_published(publisher: Publisher) -> None:
     with publisher.staging("export:m") as tree:
         write(tree, model_onnx=b"x")
@@ -221,10 +250,10 @@ def test_a_full_disk_and_missing_rights_have_a_remedy_and_harm_nothing(
 ) -> None:  # fmt: skip
     publish(publisher, export_json=b"{}", model_onnx=b"good")
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **folders: int) -> None:
         raise OSError(number, "x") if number else OSError("x")
 
-    monkeypatch.setattr(Path, "replace", fail)
+    monkeypatch.setattr(os, "replace", fail)
     with pytest.raises(StageError, match=problem) as caught:
         publish(publisher, model_onnx=b"x")
     assert caught.value.hint.startswith(hint)
