@@ -26,14 +26,14 @@ from pathlib import Path
 from typing import Any, ClassVar, TextIO
 
 from doit.api import run_tasks
-from doit.cmd_base import ModuleTaskLoader
+from doit.cmd_base import DoitCmdBase, ModuleTaskLoader
 from doit.exceptions import InvalidDodoFile, TaskError, TaskFailed
 from doit.globals import Globals
 
 from buildsys.cli import doit_backend
 from buildsys.cli.commands.clean import remove_files
 from buildsys.cli.console.reporter import Reporter
-from buildsys.cli.console.streams import guard_streams, guarded
+from buildsys.cli.console.streams import check_output, guard_streams, guarded
 from buildsys.cli.environment_variables import check_variables
 from buildsys.cli.session import BuildSession
 from buildsys.cli.target_names import MANIFEST, STAGE_DOCS
@@ -62,6 +62,7 @@ def load(root: Path) -> "tuple[dict[str, Any], ProjectTasks]":
     and exits with 3.
     """
     guard_streams()
+    _guard_answers()
     try:
         check_variables(root)
         session = BuildSession.load(root)
@@ -91,6 +92,29 @@ def doit_config(session: BuildSession) -> dict[str, Any]:
         "dep_file": str(session.project.state / doit_backend.FILE),
         "reporter": type("SessionReporter", (Reporter,), {"session": session}),
     }
+
+
+def _guard_answers() -> None:
+    """Let doit's commands write to the guarded output; after a loss they end with an error."""
+    commands: list[Any] = []  # that write: not runs, whose reporter does
+
+    def output(command: Any) -> TextIO:
+        commands.append(command)
+        return sys.stdout
+
+    def end() -> None:
+        try:
+            code = check_output(0) if commands else 0
+        except BuildsysError as error:
+            sys.stderr.write(printable(f"ERROR: {error}\n"))
+            code = error.exit_code
+        if code:
+            sys.stderr.flush()
+            os._exit(code)  # doit has a code of its own
+
+    atexit.register(end)
+    # a command has taken the standard output before this project is loaded
+    DoitCmdBase.outstream = property(output, lambda *_: None)
 
 
 def run_targets(

@@ -2,7 +2,7 @@
 
 It does not list them, so graphs of one node are tried. A library onnx newer than ONNX Runtime
 writes files that it refuses, although most of them use nothing new; its kernels often lag behind
-the opset that it reads.
+the opset that it reads, and those for operators of opsets below 7 are missing.
 """
 
 from functools import lru_cache
@@ -16,6 +16,7 @@ from buildsys.backends.onnxruntime.session import OrtGraph
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.onnx_file import STANDARD, all_nodes, opsets
 from buildsys.onnx_graphs.opset_changes import convert_opset
+from buildsys.onnx_graphs.opset_six import raise_to_seven
 
 _IR_VERSION, _OPSET = 8, 17  # read by every supported ONNX Runtime
 _OLDEST_IR_VERSION = 4  # before it, parameters are inputs as well, which tools do not expect
@@ -52,6 +53,8 @@ def readable_versions(model: ModelProto) -> Versions:
     """Choose the nearest versions that ONNX Runtime reads and computes."""
     ir, opset = versions_of(model)
     ir = _IR_VERSION if ir < _OLDEST_IR_VERSION else min(ir, newest_ir_version())
+    if 0 < opset < _OLDEST_KERNELS:
+        return Versions(ir, _OPSET)
     nearest = min(opset, newest_opset())
     computed = (v for v in range(nearest, _OPSET - 1, -1) if _has_kernels(model, v))
     return Versions(ir, next(computed, nearest))
@@ -63,11 +66,8 @@ def fit_versions(model: ModelProto, title: str) -> tuple[ModelProto, list[str]]:
     Raises: StageError: it cannot be converted.
     """
     versions, fitting = versions_of(model), readable_versions(model)
-    if 0 < versions.opset < _OLDEST_KERNELS:
-        problem = f"{title} has opset {versions.opset}, which ONNX Runtime does not compute"
-        raise StageError(problem, f"export it again with opset {_OPSET}")
     if fitting.opset != versions.opset:
-        model, problem = convert_opset(model, fitting.opset)
+        model, problem = _converted(model, versions.opset, fitting.opset)
         if problem:
             upgrade = ", or pip install -U onnxruntime" if fitting.opset < versions.opset else ""
             raise StageError(
@@ -88,6 +88,21 @@ def fit_versions(model: ModelProto, title: str) -> tuple[ModelProto, list[str]]:
         if before != after
     ]
     return model, changes
+
+
+def _converted(model: ModelProto, before: int, after: int) -> tuple[ModelProto, str]:
+    """Convert a model; give the reason if it stays."""
+    if before >= _OLDEST_KERNELS:
+        return convert_opset(model, after)
+    model, problem = convert_opset(model, 6)
+    if problem:
+        return model, problem
+    model = ModelProto.FromString(model.SerializeToString())  # the file stays as it was
+    try:
+        raise_to_seven(model)
+    except StageError as error:
+        return model, error.problem
+    return convert_opset(model, after)
 
 
 def _has_kernels(model: ModelProto, opset: int) -> bool:

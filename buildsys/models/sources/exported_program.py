@@ -10,8 +10,9 @@ from torch.export.pt2_archive._package import load_pt2
 from torch.utils._pytree import tree_unflatten
 
 from buildsys.errors import StageError
+from buildsys.models.program_nodes import unknown_calls
 from buildsys.models.sources.source_module import ProgramInput, SourceModule, needs_gpu
-from buildsys.models.user_code import first_line, project_file
+from buildsys.models.user_code import first_line, project_file, source_line
 
 
 def make(source: Mapping[str, Any], project: Path) -> SourceModule:
@@ -22,12 +23,15 @@ def make(source: Mapping[str, Any], project: Path) -> SourceModule:
     name = source["exported_program"]
     file = project_file(name, project)
     try:
+        _check_operators(file, name, project)
         exported = load_pt2(str(file)).exported_programs["model"]
         tensors = [*exported.state_dict.values(), *exported.constants.values()]
         on_gpu = any(isinstance(tensor, torch.Tensor) and tensor.is_cuda for tensor in tensors)
         if on_gpu != needs_gpu(source):
             exported = move_to_device_pass(exported, source.get("device", "cpu"))
         module = exported.module()
+    except StageError:
+        raise
     except Exception as error:  # torch raises any class
         while (inner := error.__cause__) is not None and isinstance(inner, Exception):
             error = inner
@@ -38,6 +42,23 @@ def make(source: Mapping[str, Any], project: Path) -> SourceModule:
             " a machine without a GPU, move_to_device_pass(program, 'cpu') of torch.export.passes",
         ) from error
     return SourceModule(module, f"from {name}", program=_inputs(exported))
+
+
+def _check_operators(file: Path, name: str, project: Path) -> None:
+    """Check that torch has all operators of a program.
+
+    Raises: StageError: lists all others with the lines that call them.
+    """
+    lines: dict[str, str] = {}
+    for call in unknown_calls(file):
+        lines.setdefault(call.operator, source_line(call.trace, project))
+    if lines:
+        calls = [f"{operator} ({line})" if line else operator for operator, line in lines.items()]
+        raise StageError(
+            f"torch.export cannot load {name}: nothing registers {', '.join(calls)}",
+            f"save it again with torch {torch.__version__} in PyTorch's own operators, or use the"
+            " network's code, which registers others: source: {python: FILE.py:CALLABLE}",
+        )
 
 
 def _inputs(exported: torch.export.ExportedProgram) -> dict[str, ProgramInput]:

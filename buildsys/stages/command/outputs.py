@@ -9,8 +9,8 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator, Mapping
-from pathlib import Path, PurePosixPath
-from typing import Annotated, Any
+from pathlib import PurePosixPath
+from typing import IO, Annotated, Any
 
 from pydantic import (
     BaseModel,
@@ -24,14 +24,16 @@ from pydantic import (
 
 from buildsys.errors import StageError
 from buildsys.manifest.command_templates import FIGURES_FILE, LISTING, RESERVED
-from buildsys.report.formatting import beyond, first_names, number
+from buildsys.report.formatting import beyond, first_names, number, size
+from buildsys.stages.command.held_folder import HeldFolder
 from buildsys.stages.command.result import CommandFigure, CommandOutput
 from buildsys.store.record_file import check_name, check_names
-from buildsys.system.files import MAX_RESULT_BYTES, read_limited
+from buildsys.system.files import MAX_RESULT_BYTES
 from buildsys.system.printable import did_you_mean, printable_line
 from buildsys.workers.job import Job
 
 _MOST_NAMES = 8
+_BLOCK_BYTES = 1 << 20
 _Text = Annotated[str, StringConstraints(max_length=100, pattern=r"^[^\x00-\x1f]*$")]
 _FORM = 'write {"time to first token": {"value": 1.2, "unit": "ms"}}'
 
@@ -60,7 +62,7 @@ class ReportedFigure(BaseModel):
 _REPORT = TypeAdapter(dict[_Text, ReportedFigure])
 
 
-def collect_outputs(job: Job, work: Path, place: Path) -> dict[str, CommandOutput]:
+def collect_outputs(job: Job, work: HeldFolder, place: HeldFolder) -> dict[str, CommandOutput]:
     """Copy the declared outputs from ``work`` to ``place``; log what is left out.
 
     Raises: StageError: one is missing, empty, not a file or folder, or cannot be copied.
@@ -68,7 +70,7 @@ def collect_outputs(job: Job, work: Path, place: Path) -> dict[str, CommandOutpu
     declared: dict[str, str] = job.options["outputs"]
     written = sorted(
         printable_line(f"{entry.name}/" if entry.is_dir() else entry.name)
-        for entry in os.scandir(work)
+        for entry in os.scandir(work.descriptor)
         if entry.name not in RESERVED
     )
     outputs: dict[str, CommandOutput] = {}
@@ -87,57 +89,71 @@ def collect_outputs(job: Job, work: Path, place: Path) -> dict[str, CommandOutpu
     return outputs
 
 
-def _copy(work: Path, place: Path, path: str) -> CommandOutput:
+def _copy(work: HeldFolder, place: HeldFolder, path: str) -> CommandOutput:
     """Copy a file or folder with its permissions; count its files and bytes.
 
     Raises: OSError, ValueError: it cannot be an output, or cannot be copied.
     """
     is_folder = path.endswith("/")
-    if _located(work, path).is_dir() != is_folder:
-        raise ValueError(f"{path} is not a {'folder' if is_folder else 'file'}")
+    with work.open(path) as source:
+        if stat.S_ISDIR(os.fstat(source).st_mode) != is_folder:
+            raise ValueError(f"{path} is not a {'folder' if is_folder else 'file'}")
     names = check_names(sorted(_files(work, path))) if is_folder else [path]
     if not names:
         raise ValueError(f"{path} is empty")
-    for name in names:
-        (place / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(work / name, place / name)
+    written = sum(_copy_file(work, place, name) for name in names)
     if is_folder:
         listed = [str(PurePosixPath(name).relative_to(path)) for name in names]
-        listing = place / f"{PurePosixPath(path)}{LISTING}"
-        listing.write_text(json.dumps(listed, indent=0) + "\n", encoding="utf-8")
-    written = sum((place / name).stat().st_size for name in names)
+        text = json.dumps(listed, indent=0) + "\n"
+        listing = place.create(f"{PurePosixPath(path)}{LISTING}", 0o644)
+        with listing as target, _file(target, "wb") as writer:
+            writer.write(text.encode())
     return {"path": path, "files": len(names), "bytes": written}
 
 
-def _files(work: Path, path: str) -> Iterator[str]:
+def _files(work: HeldFolder, path: str) -> Iterator[str]:
     """List the files of a folder. Raises: OSError, ValueError: something else is there."""
-    for file in (work / path).rglob("*"):
-        name = str(file.relative_to(work))
+    pending = [str(PurePosixPath(path))]
+    while pending:
+        name = pending.pop()
         if not name.isprintable():
             raise ValueError(f"the name {name!r} has characters that cannot be printed")
         check_name(name)
-        if _located(work, name).is_file():
-            yield name
+        with work.open(name) as source:
+            if stat.S_ISDIR(os.fstat(source).st_mode):
+                pending += [f"{name}/{entry.name}" for entry in os.scandir(source)]
+            else:
+                yield name
 
 
-def _located(work: Path, name: str) -> Path:
-    """Locate a file or folder. Raises: OSError, ValueError: it is missing, or something else."""
-    path = work / name
-    mode = path.lstat().st_mode
-    if path.resolve() != work.resolve() / name:
-        raise ValueError(f"{name} is a link, or below one; `cp -L` copies what it names")
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise ValueError(f"{name} is not a plain file")  # opening it may never end
-    return path
+def _copy_file(work: HeldFolder, place: HeldFolder, name: str) -> int:
+    """Copy a file with its permissions; return its size. Raises: OSError, ValueError."""
+    with work.open(name) as source:
+        status, disk = os.fstat(source), os.fstatvfs(place.descriptor)
+        free = disk.f_bavail * disk.f_frsize
+        if status.st_size > free:  # most likely a sparse file
+            raise ValueError(f"{name} has {size(status.st_size)}, the disk {size(free)} left")
+        with place.create(name, stat.S_IMODE(status.st_mode)) as target:
+            with _file(source, "rb") as reader, _file(target, "wb") as writer:
+                shutil.copyfileobj(reader, writer, _BLOCK_BYTES)
+            return os.fstat(target).st_size
 
 
-def read_figures(work: Path, job: Job) -> dict[str, ReportedFigure]:
+def _file(descriptor: int, mode: str) -> IO[bytes]:
+    return open(descriptor, mode, closefd=False)
+
+
+def read_figures(work: HeldFolder, job: Job) -> dict[str, ReportedFigure]:
     """Read the figures in the working folder of a command, as written.
 
     Raises: StageError: they do not have the documented form.
     """
     try:
-        if figures := _REPORT.validate_json(read_limited(work / FIGURES_FILE, MAX_RESULT_BYTES)):
+        with work.open(FIGURES_FILE) as source, _file(source, "rb") as file:
+            content = file.read(MAX_RESULT_BYTES + 1)
+        if len(content) > MAX_RESULT_BYTES:
+            raise ValueError(f"it has more than {size(MAX_RESULT_BYTES)}")
+        if figures := _REPORT.validate_json(content):
             return figures
         problem = "there is none"
     except ValidationError as error:

@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from collections import deque
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +24,9 @@ from buildsys.manifest.command_templates import (
     fill_in,
     references,
 )
+from buildsys.stages.command.held_folder import HeldFolder
 from buildsys.stages.command.outputs import check_limits, collect_outputs, read_figures
 from buildsys.store.publish import disk_errors
-from buildsys.system.files import FOLDER, remove_folder
 from buildsys.system.printable import printable
 from buildsys.system.processes import describe_exit, end_descendants
 from buildsys.system.programs import find_program, missing_requirement, program_environment
@@ -52,37 +51,29 @@ def run(job: Job) -> StageResult:
     versions |= {"name": toolchain.name} if toolchain else {}
     place = job.outputs["result"].parent
     work = place.with_name(f"{place.name},work")  # a comma is in no name
-    place.mkdir(parents=True, exist_ok=True)
-    work.mkdir()
-    try:
-        return _run_in(job, work, place, versions)
-    finally:
-        with disk_errors(f"remove {job.display_path(work)}"), suppress(FileNotFoundError):
-            _remove(work)
+    with HeldFolder.hold(work) as working_folder, HeldFolder.hold(place) as output_folder:
+        try:
+            return _run_in(job, working_folder, output_folder, versions)
+        finally:
+            with disk_errors(f"empty {job.display_path(work)}"):
+                working_folder.clear()
 
 
-def _remove(folder: Path) -> None:
-    """Remove a folder, also without permissions."""
-    above = os.open(folder.parent, FOLDER)
-    try:
-        remove_folder(folder.name, above)
-    finally:
-        os.close(above)
-
-
-def _run_in(job: Job, work: Path, place: Path, versions: dict[str, str]) -> StageResult:
+def _run_in(job: Job, work: HeldFolder, place: HeldFolder, versions: dict[str, str]) -> StageResult:
     """Run the command in ``work`` and copy its outputs to ``place``."""
-    (work / TEMPORARY_FOLDER).mkdir()
-    paths = {f"inputs.{label}": path for label, path in _link_inputs(job, work).items()}
+    (work.path / TEMPORARY_FOLDER).mkdir()
+    paths = {f"inputs.{label}": path for label, path in _link_inputs(job, work.path).items()}
     for label, path in job.options["outputs"].items():
-        (work / path).parent.mkdir(parents=True, exist_ok=True)
+        (work.path / path).parent.mkdir(parents=True, exist_ok=True)
         paths[f"outputs.{label}"] = path.rstrip("/")
     paths[FIGURES] = FIGURES_FILE
     arguments = [fill_in(text, paths.__getitem__) for text in job.options["run"]]
-    seconds = round(_run_program(job, arguments, work), 3)
-    if not work.is_dir():
-        problem = f"the command {job.variant} of {job.model} removed its working folder"
-        raise StageError(problem, "it may only write inside this folder")
+    seconds = round(_run_program(job, arguments, work.path), 3)
+    if not (work.is_in_place() and place.is_in_place()):
+        problem = "removed or replaced its working folder, or one above it"
+        hint = "nothing was published; it may only write inside its working folder"
+        raise StageError(f"the command {job.variant} of {job.model} {problem}", hint)
+    place.clear()
     figures: dict[str, Any] = {"toolchain": versions, "run": arguments, "program_seconds": seconds}
     if any(FIGURES in references(text) for text in job.options["run"]):
         reported = read_figures(work, job)

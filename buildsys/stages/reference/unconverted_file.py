@@ -8,6 +8,7 @@ from buildsys.backends.onnxruntime.session import OrtGraph
 from buildsys.errors import StageError
 from buildsys.manifest.default_limits import effective_limits
 from buildsys.onnx_graphs.onnx_file import first_line
+from buildsys.onnx_graphs.opset_six import broadcasts_along_an_axis
 from buildsys.onnx_graphs.tensors import Case, Tensor, tensor_of
 from buildsys.stages.common.golden_check import OutputRules, compare_case, wrong_outputs
 
@@ -43,6 +44,8 @@ def _evaluate(model: ModelProto, case: Case) -> dict[str, Tensor]:
     """Run the reference evaluator, which may return wider types than the file declares."""
     from onnx.reference import ReferenceEvaluator
 
+    if versions_of(model).opset < 7 and broadcasts_along_an_axis(model):
+        raise ValueError("onnx's reference evaluator broadcasts as numpy does")
     feeds = {name: tensor.typed() for name, tensor in case.inputs.items()}
     values = ReferenceEvaluator(model).run(None, feeds)
     names = [port.name for port in model.graph.output]

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from stage_jobs import manifest, stage_job
 
 from buildsys.backends.captured_program import load_captured
@@ -43,6 +44,10 @@ def test_all_operators_without_an_implementation_are_named(tmp_path: Path) -> No
     job = stage_job("program", resolved, tmp_path, tmp_path)
     program.run(job)
     net = sys.modules["loose"]
+    receiver = tmp_path / "receiver"  # a project without the network's code
+    receiver.mkdir()
+    captured = torch.export.export(net.Net(), (torch.ones(3, 4),))
+    torch.export.save(captured, receiver / "net.pt2")
     net.library._destroy()
     request = BuildRequest("m", Path(), Path(), {}, {}, {}, program=job.outputs["program"])
     with pytest.raises(GraphRefusedError) as refusal:
@@ -51,3 +56,9 @@ def test_all_operators_without_an_implementation_are_named(tmp_path: Path) -> No
     hint = explain_refusal(refusal.value, request, replace(job, **files)).hint
     calls = [f"mine::{name} is called at loose.py:11" for name in ("first", "second", "third")]
     assert hint.startswith("; ".join([*calls, "call other operators in forward"]))
+
+    resolved = manifest(source={"exported_program": "net.pt2", "trusted": True})
+    with pytest.raises(StageError) as error:
+        export.run(stage_job("export", resolved, tmp_path, receiver))
+    listed = LISTED.replace("loose.py", "../loose.py")
+    assert error.value.problem.endswith(f"cannot load net.pt2: nothing registers {listed}")

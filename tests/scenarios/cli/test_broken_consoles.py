@@ -77,7 +77,9 @@ def test_a_lost_answer_is_an_error(project: ReadyProject) -> None:
         ("| true", 141, ""),
         ("2>&-", 0, ""),
     ):
-        assert shell(project, f"python -m buildsys list {streams}") == (code, error)
+        for command in ("buildsys list", "doit list --all", "doit clean"):
+            assert shell(project, f"python -m {command} {streams}") == (code, error)
+    assert not (project.root / "build/tiny").exists()
 
 
 @pytest.mark.parametrize(("number", "code"), [("SIGINT", 130), ("SIGTERM", 143)])

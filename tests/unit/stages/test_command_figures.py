@@ -8,6 +8,7 @@ import pytest
 
 from buildsys.errors import StageError
 from buildsys.report.key_figures import read_results
+from buildsys.stages.command.held_folder import HeldFolder
 from buildsys.stages.command.outputs import ReportedFigure, check_limits, read_figures
 from buildsys.stages.command.report import key_figure, table
 from buildsys.workers.job import Job
@@ -44,8 +45,8 @@ def test_figures_of_another_form(tmp_path: Path, text: str | None, problem: str)
     file = tmp_path / "figures.json"
     if text is not None:
         file.write_text(text)
-    with pytest.raises(StageError) as caught:
-        read_figures(tmp_path, JOB)
+    with HeldFolder.hold(tmp_path) as work, pytest.raises(StageError) as caught:
+        read_figures(work, JOB)
     assert problem in caught.value.problem
     assert caught.value.hint
 

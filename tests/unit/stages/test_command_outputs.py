@@ -6,8 +6,10 @@ Everything is below the test's own folder; ``foreign`` stands for the rest of th
 import json
 import os
 import pickle
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from time import sleep
 from typing import Any, NamedTuple
 
 import pytest
@@ -70,6 +72,7 @@ class Place:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text("foreign")
             file.chmod(0o400)
+        (self.foreign / "figures.json").write_text('{"n": {"value": 1}}')
 
     @property
     def foreign(self) -> Path:
@@ -120,8 +123,8 @@ DEEP = """python3 -c "import os
 for _ in range(1100): os.mkdir('d'); os.chdir('d')" """
 REFUSED = {
     "file": ("ln -s FOREIGN/precious precious", "precious", "precious is a link"),
-    "parent": ("rmdir c; ln -s FOREIGN c", "c/precious", "c/precious is a link"),
-    "folder": ("ln -s FOREIGN c", "c/", "c/ is a link"),
+    "parent": ("rmdir c; ln -s FOREIGN c", "c/precious", "c is a link"),
+    "folder": ("ln -s FOREIGN c", "c/", "c is a link"),
     "file in a folder": ("mkdir c; ln -s FOREIGN/precious c/x", "c/", "x is a link"),
     "folder in a folder": ("mkdir c; touch c/x; ln -s FOREIGN c/d", "c/", "d is a link"),
     "pipe": ("mkfifo precious", "precious", "precious is not a plain file"),
@@ -133,6 +136,7 @@ REFUSED = {
         "python3 -c \"import socket; socket.socket(socket.AF_UNIX).bind('precious')\"", "precious",
         "precious is not a plain file",
     ),
+    "larger than the disk": ("truncate -s 15T precious", "precious", "the disk "),
     "too long": (
         "mkdir c; cd c; for n in $(seq 11); do mkdir $(printf %0100d $n); cd 0*; done; touch x",
         "c/", "cannot be the name of a file: its path has",
@@ -152,9 +156,28 @@ def test_what_is_not_in_the_working_folder_is_refused(place: Place, attack: str)
     assert "foreign" not in place.published().values()
 
 
-def test_a_command_may_remove_its_folder(place: Place) -> None:
-    with pytest.raises(StageError, match="removed its working folder"):
-        place.run('rm -rf "$PWD"', o="out")
+REPLACED = {
+    "removed": 'rm -rf "$PWD"',
+    "working folder": "cd ..; mv a,work x; ln -s FOREIGN a,work",
+    "other working folder": "cd ..; mv a,work x; mkdir a,work; echo foreign > a,work/out",
+    "link for the place": "rmdir ../a; ln -s FOREIGN ../a",
+    "file for the place": "rmdir ../a; touch ../a",
+    "parent": "cd ../..; mv command x; ln -s FOREIGN/command command",
+    "itself behind a link": "cd ../..; mv command x; ln -s x command",
+    "model": "cd ../../..; mv m x; ln -s FOREIGN/m m",
+    "staging": "cd ../../../..; mv tree x; ln -s FOREIGN tree",
+    "root": "cd ../../../../..; mv project x; ln -s FOREIGN project",
+}
+
+
+@pytest.mark.parametrize("attack", REPLACED)
+def test_a_replaced_folder_is_neither_read_nor_written(place: Place, attack: str) -> None:
+    before = place.state()
+    with pytest.raises(StageError) as caught:
+        place.run(f"echo x > out; {REPLACED[attack]}", o="out")
+    text = "the command a of m removed or replaced its working folder, or one above it"
+    assert caught.value.problem == text
+    assert place.state() == before
 
 
 def test_more_files_than_a_record_can_hold(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,8 +187,19 @@ def test_more_files_than_a_record_can_hold(place: Place, monkeypatch: pytest.Mon
     assert place.published() == {}
 
 
+def test_a_device_is_refused_without_opening_it(place: Place) -> None:
+    try:
+        os.mknod(place.root / "probe", 0o20600, os.makedev(1, 7))
+    except OSError:
+        pytest.skip("needs the right to make a device")
+    with pytest.raises(StageError, match="precious is not a plain file"):
+        place.run("mknod precious c 1 7", o="precious")  # opening it for reading never ends
+
+
 PASSED = {
     "hard link": ("ln FOREIGN/precious out", {"out": "foreign"}),
+    "link in the place of an output": ("ln -s FOREIGN/precious ../a/out; echo x > out", {}),
+    "link for the result": ("ln -s FOREIGN/precious ../a/command.json; echo x > out", {}),
     "undeclared links": ("ln -s FOREIGN l; mkdir d; ln -s FOREIGN d/l; echo x > out", {}),
     "unwritable folders": ("mkdir -p d/e; echo x > out; chmod 0 d/e d .", {}),
     "deep folders": (f"echo x > out; {DEEP}", {}),
@@ -182,8 +216,10 @@ def test_other_links_are_left_alone(place: Place, attack: str) -> None:
     assert (place.outputs / "out").stat().st_nlink == 1
 
 
-def test_figures_are_not_read_from_a_pipe(place: Place) -> None:
-    with pytest.raises(StageError, match="not a regular file"):
+def test_figures_are_not_read_through_a_link(place: Place) -> None:
+    with pytest.raises(StageError, match=r"figures\.json is a link"):
+        place.run("ln -s FOREIGN/figures.json figures.json", "{figures}")
+    with pytest.raises(StageError, match="json is not a plain file"):
         place.run("mkfifo figures.json", "{figures}")
 
 
@@ -202,4 +238,27 @@ def test_files_and_folders_are_copied_with_their_permissions(place: Place) -> No
     assert published == {"m/tool": "1\n", "m/sub/data": "2\n", "o/log": "3\n"}
     assert (place.outputs / "m/tool").stat().st_mode & 0o777 == 0o750
     assert done.messages == ["removed rest/, which no output declares"]
-    assert not place.outputs.with_name("a,work").exists()
+    assert not list(place.outputs.with_name("a,work").iterdir())
+
+
+RACES = {
+    "output": "while :; do rm -f out; ln -s FOREIGN/precious out; rm -f out; echo x > out; done",
+    "folder of the output": "while :; do mv c d; ln -s FOREIGN/b c; rm c; mv d c; done",
+    "place": "cd ..; while :; do mv a b; ln -s FOREIGN/a a; rm a; mv b a; done",
+    "appended": "while :; do echo evil >> out; done",
+    "appended to the copy": "while :; do [ ! -f ../a/out ] || echo evil >> ../a/out; done",
+}
+
+
+@pytest.mark.parametrize("attack", RACES)
+def test_no_process_outlives_the_program(place: Place, attack: str) -> None:
+    script, before = RACES[attack], place.state()
+    detached = f"mkdir c; echo x > out; cp out c/precious; (setsid sh -c '{script}') & sleep 0.05"
+    with suppress(StageError):
+        place.run(f"exec >&- 2>&-; {detached}", o="out", c="c/precious")
+    assert place.state() == before
+    published = place.published()
+    assert "foreign" not in published.values()
+    sleep(0.1)
+    assert place.published() == published
+    assert place.state() == before
