@@ -4,9 +4,11 @@ import csv
 import json
 import os
 import re
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from glob import has_magic
+from math import prod
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -26,7 +28,7 @@ from buildsys.evaluation.batch import (
 )
 from buildsys.models.images import EncodedImage, read_images
 from buildsys.models.user_code import import_library, load_callable, reraise_as_stage_error
-from buildsys.onnx_graphs.tensors import NATIVE_DTYPES, Array, NpzFile
+from buildsys.onnx_graphs.tensors import NATIVE_DTYPES, Array
 from buildsys.system.files import IMAGE_SUFFIXES, image_files, source_files
 
 _AS_NPZ = "an .npz file", "save it with numpy.savez"
@@ -49,33 +51,56 @@ def open_samples(data: Mapping[str, Any], inputs: Inputs, project: Path) -> Samp
 
 
 def _npz_samples(data: Mapping[str, Any], inputs: Inputs, project: Path) -> Samples:
-    """Load an .npz file with an array per input and one of labels."""
-    title, label_key = data["npz"], data["labels"]
-    arrays: dict[str, Array] = {}
-    with reading(title, *_AS_NPZ):
-        stored = NpzFile(project / title)
-        for key in (*inputs, label_key):
-            if key not in list(stored):
-                raise StageError(f"{title} has no array {key}", f"it has {', '.join(stored)}")
-            array = stored[key]
-            if not array.ndim:
-                raise StageError(f"{title}: {key} has no rows", "save an array of them")
-            arrays[key] = array.astype(array.dtype.newbyteorder("="), copy=False)
-    for key, array in arrays.items():
-        if len(array) != len(arrays[label_key]):
-            lengths = f"{key} has {len(array)} rows, {label_key} has {len(arrays[label_key])}"
-            raise StageError(f"{title}: {lengths}", "save one label per sample")
-    count = len(arrays[label_key])
+    """Open an .npz file with an array per input and one of labels, read forward in pieces."""
+    title, file, label_key = data["npz"], project / data["npz"], data["labels"]
+    with reading(title, *_AS_NPZ), zipfile.ZipFile(file) as archive:
+        rows = {key: len(_Rows(archive, key, title)) for key in (*inputs, label_key)}
+    count = rows[label_key]
+    for key, number in rows.items():
+        if number != count:
+            problem = f"{title}: {key} has {number} rows, {label_key} has {count}"
+            raise StageError(problem, "save one label per sample")
 
     def read(start: int, size: int) -> Iterator[Batch]:
-        step = max(size, 1024)
-        for begin in range(start, count, step):
-            piece = {key: array[begin : begin + step] for key, array in arrays.items()}
-            labels = label_list(piece[label_key])
-            names = [str(begin + row) for row in range(len(labels))]
-            yield Batch(names, {name: piece[name] for name in inputs}, labels)
+        with reading(title, *_AS_NPZ), zipfile.ZipFile(file) as archive:
+            arrays = {key: _Rows(archive, key, title) for key in (*inputs, label_key)}
+            step = max(size, MIB // max(1, *(rows.row_bytes for rows in arrays.values())))
+            for rows in arrays.values():
+                rows.stream.seek(start * rows.row_bytes, os.SEEK_CUR)
+            for begin in range(start, count, step):
+                numbers = range(begin, min(begin + step, count))
+                piece = {key: rows.read(len(numbers)) for key, rows in arrays.items()}
+                labels = label_list(piece[label_key])
+                yield Batch([*map(str, numbers)], {name: piece[name] for name in inputs}, labels)
 
     return Samples(inputs, count, read)
+
+
+class _Rows:
+    """The rows of one array in an .npz file, in order."""
+
+    def __init__(self, archive: zipfile.ZipFile, key: str, title: str) -> None:
+        if f"{key}.npy" not in archive.namelist():
+            names = ", ".join(name.removesuffix(".npy") for name in archive.namelist())
+            raise StageError(f"{title} has no array {key}", f"it has {names}")
+        self.stream, header = archive.open(f"{key}.npy"), np.lib.format
+        is_first = header.read_magic(self.stream) == (1, 0)
+        read = header.read_array_header_1_0 if is_first else header.read_array_header_2_0
+        self._shape, fortran, self._dtype = read(self.stream)
+        if self._dtype.hasobject or not self._shape or (fortran and len(self._shape) > 1):
+            problem = f"{title}: {key} has no rows of numbers or strings in C order"
+            raise StageError(problem, "save numpy.ascontiguousarray(array) with a row per sample")
+        self.row_bytes = self._dtype.itemsize * prod(self._shape[1:])
+
+    def __len__(self) -> int:
+        return int(self._shape[0])
+
+    def read(self, rows: int) -> Array:
+        content = bytearray(self.stream.read(rows * self.row_bytes))
+        if len(content) < rows * self.row_bytes:
+            raise EOFError("it ends too early")
+        array: Array = np.ndarray((rows, *self._shape[1:]), self._dtype, content)
+        return array.astype(self._dtype.newbyteorder("="), copy=False)
 
 
 def _python_samples(data: Mapping[str, Any], inputs: Inputs, project: Path) -> Samples:
