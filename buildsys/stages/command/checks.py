@@ -1,5 +1,6 @@
 """Checks of commands, and of models without a network."""
 
+from contextlib import suppress
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -18,12 +19,18 @@ from buildsys.manifest.problem import Problems, show_value, suggest
 from buildsys.manifest.schema.files import find_place
 from buildsys.manifest.shape_cases import ALL_CASES
 from buildsys.manifest.value_tree import FieldPath
-from buildsys.manifest.view import ManifestView
+from buildsys.manifest.view import ManifestView, RefusedError
 from buildsys.stages.table import NETWORK_SECTIONS
+from buildsys.system.printable import nearest
 
 _GRAPHS = ("exported", "simplified")
-_IN_BRACES = "paths are relative to the project, and outputs in braces, such as {simplified}"
 _MOST_NAME_BYTES = 255  # of file systems
+_OUTPUT_PATHS = {  # kind of reference -> path below the model's folder, for suggestions
+    "exported": "export/model.onnx",
+    "simplified": "simplify/model.onnx",
+    "engines": "engine/{}/engine.onnx",
+    "golden": "reference/{}.npz",
+}
 
 
 def problems(view: ManifestView) -> Problems:
@@ -57,15 +64,35 @@ def problems(view: ManifestView) -> Problems:
 
 
 def _missing_files(view: ManifestView) -> Problems:
-    """Yield inputs that are neither files nor references."""
+    """Yield inputs that are neither files nor references, with the nearest output."""
     for path, text in view.find("commands", ..., "inputs", ...):
-        if not reference_of(text):
-            try:
-                find_place(view.workspace, text, is_folder=text.endswith("/"))
-            except PydanticCustomError as error:
-                problem, hint = (str((error.context or {})[word]) for word in ("problem", "hint"))
-                near = hint if hint.startswith("did you mean") else _IN_BRACES
-                yield view.problem(path, problem, near)
+        if reference_of(text):
+            continue
+        try:
+            find_place(view.workspace, text, is_folder=text.endswith("/"))
+        except PydanticCustomError as error:
+            problem, hint = (str((error.context or {})[word]) for word in ("problem", "hint"))
+            outputs = _outputs_before(view, int(path[1]))
+            near = nearest(text, outputs, count=1)
+            if near and (text in outputs or not hint.startswith("did you mean")):
+                hint = f"did you mean {{{outputs[near[0]]}}}?"
+            yield view.problem(path, problem, hint)
+
+
+def _outputs_before(view: ManifestView, number: int) -> dict[str, str]:
+    """Map names and paths of what is written before a command to references."""
+    outputs: dict[str, str] = {}
+    names = {path[1]: name for path, name in view.find("commands", ..., "name")}
+    for (_, index, _, label), place in view.find("commands", ..., "outputs", ...):
+        if index in names and int(index) < number:
+            reference = f"commands.{names[index]}.{label}"
+            paths = place, f"command/{names[index]}/{place}"
+            outputs |= dict.fromkeys((reference, *paths), reference)
+    with suppress(RefusedError):
+        for reference in _references(view, {}):
+            kind, _, of = reference.partition(".")
+            outputs |= dict.fromkeys((reference, _OUTPUT_PATHS[kind].format(of)), reference)
+    return outputs
 
 
 def _references(view: ManifestView, earlier: dict[str, dict[str, Any]]) -> list[str]:
