@@ -272,12 +272,16 @@ def recorded_error(worst: tuple[float, str] | None) -> dict[str, Any]:
     return {"relative": worst[0] if math.isfinite(worst[0]) else None, "relative_at": worst[1]}
 
 
+def _milliseconds(seconds: float) -> str:
+    return f"{significant(seconds * 1e3)} ms"
+
+
 GATED_FIGURES: Mapping[str, Callable[[float], str]] = {
-    "latency": lambda value: f"{significant(value * 1e3)} ms",
     "throughput": lambda value: f"{significant(value)}/s",
     "size": size,
     "memory": size,
     "error": error,
     "accuracy": lambda value: significant(value, 4),
     "build_time": duration,
+    **dict.fromkeys(("latency", "load_time", "first_call"), _milliseconds),
 }

@@ -107,6 +107,7 @@ def _lines(report: Report) -> Lines:
         yield from section(f"## {escape(own.title)}")
         yield from table(own.columns, [[*map(escape, row)] for row in own.rows[:_MOST_ROWS]])
         yield from _further(len(own.rows), "figures")
+        yield from ("", *(f"- {escape(note)}" for note in own.notes)) if own.notes else ()
     yield from _targets(report)
     if report.warnings:
         yield ""

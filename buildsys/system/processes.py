@@ -89,6 +89,18 @@ def die_with_parent(parent: int, number: signal.Signals) -> None:
         os.kill(os.getpid(), number)
 
 
+def resident_memory(pid: int | str = "self") -> tuple[int, int] | None:
+    """Read a process's resident memory and its peak in bytes, None if unknown."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return None
+    kib = {name: rest.split() for name, _, rest in (line.partition(":") for line in lines)}
+    if "VmHWM" not in kib:  # it has ended
+        return None
+    return int(kib["VmRSS"][0]) * 1024, int(kib["VmHWM"][0]) * 1024
+
+
 def children_of(pid: int) -> set[int]:
     """List the children of a process, zombies included. Empty where the kernel lists none."""
     children: set[int] = set()

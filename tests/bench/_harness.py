@@ -118,7 +118,7 @@ def edit_manifest(file: Path, change: Callable[[dict[str, Any]], None]) -> None:
 
 def shorten_benchmarks(project: Path) -> None:
     """Make the bench stage of every model as short as possible."""
-    shortest = {"duration": 0.01, "warmup": 0, "min_samples": 1, "noise": None}
+    shortest = {"duration": 0.01, "warmup": 0, "min_samples": 1, "noise": None, "cold_start": 0}
     for file in manifests(project):
         edit_manifest(file, lambda content: content.update(bench=shortest))
 

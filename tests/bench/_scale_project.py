@@ -55,7 +55,7 @@ outputs:
 dims:
   batch: {{min: 1, opt: 8, max: 16}}
 engines: [{engines}]
-bench: {{duration: 0.01, warmup: 0, min_samples: 1, baselines: [], noise: null}}
+bench: {{duration: 0.01, warmup: 0, min_samples: 1, baselines: [], noise: null, cold_start: 0}}
 """
 
 

@@ -102,7 +102,7 @@ engines:
   - {backend: onnxruntime, name: half, precision: fp16, intra_op_threads: 1}
   - {backend: tensorrt_rtx, name: rtx}
 verify: {fp16: {rtol: 2.0e-2}}
-bench: {duration: 1ms, warmup: 1ms, min_samples: 3, baselines: [torch], noise: null}
+bench: {duration: 1ms, warmup: 1ms, min_samples: 3, baselines: [torch], noise: null, cold_start: 0}
 """
 GIVEN_YAML = """\
 model: given
@@ -115,7 +115,7 @@ engines:
   - {backend: onnxruntime, name: ort, intra_op_threads: 1}
   - {backend: onnxruntime, name: other, intra_op_threads: 1, toolchain: other}
   - {backend: tensorrt, name: trt}
-bench: {duration: 1ms, warmup: 1ms, min_samples: 3, baselines: [], noise: null}
+bench: {duration: 1ms, warmup: 1ms, min_samples: 3, baselines: [], noise: null, cold_start: 0}
 evaluate:
   data: {npz: data/val.npz}
   metric: {python: plugins/metrics/distance.py:closeness}
@@ -178,7 +178,7 @@ engines:
   - {backend: onnxruntime, name: int8, precision: int8, intra_op_threads: 1}
   - {backend: tensorrt, name: trt, precision: int8}
 verify: {int8: {rtol: 2.0e-1}}
-bench: {duration: 1ms, warmup: 1ms, min_samples: 3, baselines: [], noise: null}
+bench: {duration: 1ms, warmup: 1ms, min_samples: 3, baselines: [], noise: null, cold_start: 0}
 """
 DOUBLE = """\
 import os
@@ -231,7 +231,7 @@ ops:
 engines:
   - {backend: onnxruntime, name: ort, intra_op_threads: 1}
   - {backend: tensorrt_rtx, name: rtx, network: plugins/hooks/network.py:tweak}
-bench: {duration: 1ms, warmup: 1ms, min_samples: 3, baselines: [], noise: null}
+bench: {duration: 1ms, warmup: 1ms, min_samples: 3, baselines: [], noise: null, cold_start: 0}
 """
 NETWORK = """\
 from plugins.lib.sizes import SIZE

@@ -116,7 +116,7 @@ class ProjectFolder:
             "dims: {batch: {min: 1, opt: 2, max: 4}}\n"
             "export: {opset: 17}\n"
             "engines: [{backend: onnxruntime, name: ort}]\n"
-            "bench: {duration: 5ms, warmup: 1ms, baselines: [], noise: null}\n"
+            "bench: {duration: 5ms, warmup: 1ms, baselines: [], noise: null, cold_start: 0}\n"
         )
         return path
 

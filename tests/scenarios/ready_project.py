@@ -149,7 +149,7 @@ class ReadyProject(ProjectFolder):
             "dims: {batch: {min: 1, opt: 2, max: 4}}\n"
             "simplify: {tool: onnxsim}\n"
             "engines: [{backend: onnxruntime, name: ort}]\n"
-            "bench: {duration: 5ms, warmup: 1ms, baselines: [], noise: null}\n"
+            "bench: {duration: 5ms, warmup: 1ms, baselines: [], noise: null, cold_start: 0}\n"
         )
         return path
 

@@ -29,7 +29,7 @@ engines:
   - {backend: onnxruntime, name: ort}
   - {backend: reference, name: second}
 sparsity: {least: 0.6}
-bench: {duration: 0.1s, warmup: 0s, baselines: [], noise: null}
+bench: {duration: 0.1s, warmup: 0s, baselines: [], noise: null, cold_start: 0}
 """
 Run = Callable[..., str]
 

@@ -17,7 +17,10 @@ from buildsys.manifest.schema.base import (
 from buildsys.system.backend_registry import BrokenBackendError, describe_backend, import_backend
 from buildsys.system.units import parse_duration, parse_percentage, parse_size
 
-METRICS = ("latency", "throughput", "size", "memory", "error", "accuracy", "build_time")
+METRICS = (
+    *("latency", "throughput", "size", "memory", "error", "accuracy", "build_time"),
+    *("load_time", "first_call"),
+)
 Percentage = Annotated[
     float,
     BeforeValidator(parse_percentage),
@@ -102,6 +105,9 @@ class GatesSpec(Spec):
     error: InShort[ErrorGate] = Field(None, description="Worst relative error in `verify`.")
     accuracy: InShort[AccuracyGate] = Field(None, description="Metric of `evaluate`.")
     build_time: InShort[DurationGate] = Field(None, description="Time to build the engine.")
+    load_time: InShort[DurationGate] = None
+    """Time to load the engine, after imports and checks of its files."""
+    first_call: InShort[DurationGate] = Field(None, description="Time of the first inference.")
     rounds: int | None = Field(None, ge=6, le=50)
     """Processes per side; default: 10, then 20 and 40 while noisy."""
     duration: Seconds = Field(0.5, gt=0, description="Least measured time of a process.")

@@ -58,6 +58,8 @@ class BenchSpec(Spec):
     transfers: Literal["none", "in", "out", "both"] = "none"
     """Copies between host and GPU in the measured time (TensorRT)."""
     in_flight: int = Field(1, ge=1, le=64, description="Concurrent inferences (TensorRT).")
+    cold_start: int = Field(3, ge=0, le=50)
+    """Fresh processes that time loading and first calls; 0: none."""
     wait: Literal["spin", "block"] = Field("spin", description="Host waits for the GPU (TensorRT).")
 
 

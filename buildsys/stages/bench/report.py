@@ -1,12 +1,27 @@
 """What report and history say about a benchmark."""
 
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from buildsys.report import formatting as q
 from buildsys.report.engines import contender_title
+from buildsys.report.report_types import Table
+from buildsys.report.result_files import Result
 from buildsys.stages.bench.result import ENGINE_CONTENDERS, BenchCase, BenchResult, engine_contender
 
 _CLEARLY_FASTER = 0.98
+_COLD_TIMES = ("imports_ms", "load_ms", "first_call_ms", "warmup_calls", "warmup_ms")
+_COLD_COLUMNS = (
+    "engine", "imports ms>", "load ms>", "first call ms>", "warm-up calls>", "warm-up ms>",
+    "memory: imports>", "loaded>", "first call>", "peak>",
+)  # fmt: skip
+_COLD_NOTE = (
+    "Medians (and ranges) of fresh processes that use load_engine, with the files in the page"
+    " cache. Imports count from the start of the process; the warm-up are the calls before the"
+    " first that is within 10 % of the steady median. Memory is resident; loaded and first call"
+    " are what they add."
+)
 
 
 def key_figure(result: BenchResult) -> str:
@@ -45,7 +60,44 @@ def history_figures(result: BenchResult) -> dict[str, Any]:
         "fastest": min(medians, key=lambda name: medians[name], default=None),
         "device_memory_bytes": own.get("device_memory_bytes"),
         "noisy": [own["noisy"]] if own.get("noisy") else None,
+        **{n: v for n, v in _medians(result).items() if n in (*_COLD_TIMES, "peak_bytes")},
     }
+
+
+def table(results: Iterable[Result[BenchResult]]) -> Table:
+    """List the cold starts of all engines."""
+    rows, notes = [], [_COLD_NOTE]
+    for result in results:
+        measured: Mapping[str, Any] = result.content.get("cold_start", {})
+        if problem := measured.get("problem"):
+            notes.append(f"{result.variant} was not started: {problem}")
+        if not measured:
+            continue
+        medians = _medians(result.content)
+        when = "imports", "loaded", "called", "peak"
+        imports, loaded, called, peak = (medians.get(f"{name}_bytes") for name in when)
+        times = [_with_range(measured.get(name, ())) for name in _COLD_TIMES]
+        more = _added(imports, loaded), _added(loaded, called)
+        rows.append((result.variant, *times, q.size(imports), *more, q.size(peak)))
+    return Table("Cold start", _COLD_COLUMNS, tuple(rows), tuple(notes))
+
+
+def _medians(result: BenchResult) -> dict[str, float]:
+    """Compute the medians of a cold start."""
+    measured: Mapping[str, Any] = result.get("cold_start", {})
+    return {name: median(values) for name, values in measured.items() if isinstance(values, list)}
+
+
+def _with_range(values: Sequence[float]) -> str:
+    if not values:
+        return q.NOTHING
+    ends = q.number(min(values)), q.number(max(values))
+    text = q.number(median(values))
+    return text if len({*ends}) == 1 else f"{text} ({' to '.join(ends)})"
+
+
+def _added(before: float | None, after: float | None) -> str:
+    return q.NOTHING if before is None or after is None else f"+{q.size(max(after - before, 0))}"
 
 
 def _headline(result: BenchResult) -> tuple[str, BenchCase, str]:

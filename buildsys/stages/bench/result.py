@@ -51,6 +51,21 @@ class BenchCase(TypedDict, total=False):
     noisy: list[str]  # reasons to doubt the figures
 
 
+class ColdStart(TypedDict, total=False):
+    """Fresh processes that load the engine, with a value of each; bytes are of resident memory."""
+
+    imports_ms: list[float]  # from the start of the process until the libraries are imported
+    load_ms: list[float]
+    first_call_ms: list[float]
+    warmup_calls: list[int]  # before the first as fast as later ones
+    warmup_ms: list[float]
+    imports_bytes: list[int]
+    loaded_bytes: list[int]
+    called_bytes: list[int]  # after the first call
+    peak_bytes: list[int]  # until then
+    problem: str  # why the engine could not be loaded
+
+
 class BenchResult(ResultHeader, total=False):
     """Latencies of an engine and its baselines."""
 
@@ -60,6 +75,7 @@ class BenchResult(ResultHeader, total=False):
     load: dict[str, Any]  # of the machine
     noisy: list[str]
     settings: dict[str, Any]
+    cold_start: ColdStart
     left_out: dict[str, str]  # baseline -> reason
     slowest_layers: list[SlowLayer]  # only ONNX Runtime; measured after all contenders
 

@@ -19,6 +19,7 @@ from buildsys.errors import StageError, Unavailable
 from buildsys.manifest.default_limits import effective_limits
 from buildsys.onnx_graphs.output_policies import compare_outputs
 from buildsys.onnx_graphs.tensors import Tensor, load_case, load_tensors
+from buildsys.stages.bench.cold_start import measure_cold_starts
 from buildsys.stages.bench.latency import disturbances, mark_noisy, noise, summarize
 from buildsys.stages.bench.result import BenchCase, BenchResult, ContenderResult, engine_contender
 from buildsys.stages.bench.timed_engine import LocalEngine, RemoteEngine, open_engine
@@ -137,6 +138,8 @@ def run(job: Job) -> StageResult:
             figures |= {"slowest_layers": cast(list[SlowLayer], layers)} if layers else {}
     finally:
         engine.close()
+    if job.options["bench"]["cold_start"]:
+        figures["cold_start"] = measure_cold_starts(job, job.inputs[f"case.{case}"])
     reasons = figures["noisy"]
     if not reasons:
         return StageResult(figures=figures)

@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -70,8 +71,10 @@ class LocalEngine:
                 from buildsys.backends.cuda_device import Device  # needs cuda-bindings
 
                 self._gpu = stack.enter_context(closing(Device(0)))
+            start = time.perf_counter()
             with self._record_memory():
                 self._session: Session = self._backend.load(engine, options, uses)
+            self._load_s = time.perf_counter() - start
             stack.callback(self._session.close)
             self._stack = stack.pop_all()
 
@@ -85,6 +88,14 @@ class LocalEngine:
             if timing is not None and isinstance(self._session, DeviceSession):
                 return self._session.contenders(inputs, timing)
             return {ENGINE: LocalCall(self._session.bind(inputs))}
+
+    def start(self, case: Path) -> dict[str, float]:
+        """Make the first call, on ``case``; report the times of loading and of it, in s."""
+        inputs = load_case(case).inputs
+        start = time.perf_counter()
+        with self._record_memory():
+            self._session.run(inputs)
+        return {"load_time": self._load_s, "first_call": time.perf_counter() - start}
 
     def save_outputs(self, case: Path, file: Path) -> None:
         """Compute the outputs of ``case`` into a file, apart from the contenders."""
@@ -189,6 +200,11 @@ class RemoteEngine:
     def bind(self, case: Path, timing: GpuTiming | None) -> dict[str, Contender]:
         """Bind the contenders of the engine on the golden inputs of ``case``."""
         return {name: _RemoteContender(self, name) for name in self.ask("bind", str(case), timing)}
+
+    def start(self, case: Path) -> dict[str, float]:
+        """Make the first call, on ``case``; report the times of loading and of it, in s."""
+        figures: dict[str, float] = self.ask("start", str(case))
+        return figures
 
     def save_outputs(self, case: Path, file: Path) -> None:
         """Compute the outputs of ``case`` into a file, apart from the contenders."""
@@ -302,6 +318,8 @@ def serve(pipe: Connection[Any, Any]) -> None:
                     answer = list(contenders)
                 elif request == "block":
                     answer = vars(contenders[arguments[0]].block(*arguments[1:]))
+                elif request == "start":
+                    answer = engine.start(Path(arguments[0]))
                 elif request == "outputs":
                     engine.save_outputs(*map(Path, arguments))
                 elif request == "run":

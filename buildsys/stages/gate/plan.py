@@ -7,7 +7,8 @@ from buildsys.plan.action import Action, BaselineRef, FileRef
 from buildsys.plan.model_plan import ONNXRUNTIME, EnginePlan, ModelPlan
 from buildsys.stages.bench.plan import GPU_CLOCK, timed_fields
 
-_TIMED = ("latency", "throughput", "memory")  # measured in separate processes
+# measured in separate processes
+_TIMED = ("latency", "throughput", "memory", "load_time", "first_call")
 _RECORDED = {  # others -> role, stage and file of the result that has them
     "build_time": ("built", "engine", "engine/{}/engine.json"),
     "error": ("verified", "verify", "verify/{}.json"),

@@ -37,19 +37,20 @@ from buildsys.stages.gate.result import INCOMPARABLE, RISES, GateCheck
 from buildsys.stages.operators.implementation import implementation_of
 from buildsys.stages.verify.result import VerifyResult
 from buildsys.system.cpu import OtherLoad
+from buildsys.system.processes import resident_memory
 from buildsys.system.toolchains import Toolchain
 from buildsys.workers.job import Job, StageResult
 
 OpenEngine = Callable[[], RemoteEngine]  # starts a process with the engine of one side
 Rounds = dict[str, dict[str, list[float]]]  # side -> figure -> one value per round
 _LEAST_RUNS = 10
-_TIMED = ("latency", "throughput", "memory")
+_TIMED = ("latency", "throughput", "memory", "load_time", "first_call")
 _NOW, _BEFORE = "this build", "baseline"
 _ACCURACY = "accuracy"
 _ROUNDING = 1e-9
 _SOURCES = {"build_time": "engine", "error": "verify", "size": "engine", _ACCURACY: "evaluate"}
 _EVALUATED = "evaluated", "evaluate", EvaluateResult  # role, stage and result of the accuracy
-_TITLES = {"build_time": "build time", "error": "relative error"}
+_TITLES = {"error": "relative error"}
 
 
 @dataclass
@@ -120,7 +121,7 @@ def run(job: Job) -> StageResult:
     for status, ending in ((FAILED, "failed"), (NOISY, NOISY), (INCOMPARABLE, "unavailable")):
         concerned = [check for check in checks if check["status"] == status]
         if concerned:
-            names = ", ".join(_TITLES.get(c["metric"], c["metric"]) for c in concerned[1:])
+            names = ", ".join(_title(c["metric"]) for c in concerned[1:])
             reason = concerned[0]["text"] + (f" (also: {names})" if names else "")
             hint = _hint(job, status, concerned[0], baseline)
             return StageResult(ending, reason, hint, result)
@@ -219,7 +220,7 @@ def _measure(job: Job, baseline: _Baseline, rounds: Rounds, count: int) -> Round
 
 
 def _check(metric: str, gate: Mapping[str, Any], own: _Build, baseline: _Baseline) -> GateCheck:
-    title, show, rises = _TITLES.get(metric, metric), q.GATED_FIGURES[metric], metric in RISES
+    title, show, rises = _title(metric), q.GATED_FIGURES[metric], metric in RISES
     now, limit = own.figures.get(metric), gate.get("limit")
     tolerance = gate["drop"] if metric == _ACCURACY else gate["tolerance"]
     check: GateCheck = {
@@ -263,6 +264,10 @@ def _check(metric: str, gate: Mapping[str, Any], own: _Build, baseline: _Baselin
     )
     verb = "is undecided," if change.is_undecided else "is"
     return {**check, "text": f"{title} {verb} {text}"}
+
+
+def _title(metric: str) -> str:
+    return _TITLES.get(metric, metric.replace("_", " "))
 
 
 def _compare(metric: str, tolerance: float, own: _Build, baseline: _Baseline) -> Change:
@@ -321,25 +326,18 @@ def measure_rounds(
 def measure_process(open_engine: OpenEngine, pace: RoundPace) -> dict[str, float]:
     """Measure an engine in a fresh process: seconds, items per second and bytes."""
     with closing(open_engine()) as engine:
+        start = engine.start(pace.case)
         contender = next(iter(engine.bind(pace.case, pace.timing).values()))
         contender.block(pace.warmup_s, 1)
         samples = contender.block(pace.duration_s, _LEAST_RUNS)
         facts = engine.facts()
-        memory = facts.get("memory_taken_bytes") or _peak_memory(engine.processes[0])
+        _, peak = resident_memory(engine.processes[0]) or (None, None)
+        memory = facts.get("memory_taken_bytes") or peak
     first = next(iter(load_case(pace.case).inputs.values()), None)
     batch = first.shape[0] if first is not None and first.shape else 1
     figures = {
         "latency": median(samples.gpu_ns or samples.wall_ns) / 1e9,
         "throughput": batch * len(samples.wall_ns) * 1e9 / samples.elapsed_ns,
+        **start,
     }
     return figures if memory is None else {**figures, "memory": float(memory)}
-
-
-def _peak_memory(pid: int) -> int | None:
-    """Read a process's peak resident memory in bytes, None if unknown."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return None
-    values: list[Any] = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
-    return int(values[0]) * 1024 if values else None

@@ -42,7 +42,7 @@ class Net(torch.nn.Module):
     def forward(self, x):
         return self.last(Gelu.apply(self.first(x), self.is_relu)).mean((2, 3))
 """
-QUICK = {"duration": "50ms", "warmup": "10ms", "baselines": [], "noise": None}
+QUICK = {"duration": "50ms", "warmup": "10ms", "baselines": [], "noise": None, "cold_start": 0}
 # cuBLAS and cuDNN need not be there
 TACTICS = "tactic_sources: [edge_mask_convolutions, jit_convolutions]"
 

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec
@@ -18,15 +19,18 @@ from small_graphs import conv_bn, parse
 from buildsys.backends.cuda_gpus import find_driver
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import save_case
+from buildsys.report import result_files
 from buildsys.stages.bench import stage as bench
+from buildsys.stages.bench.result import BenchResult
 from buildsys.stages.engine import stage as engine
 from buildsys.stages.surgery.edits import rename
 from buildsys.system.cpu import usable_cores
+from buildsys.system.toolchains import Toolchain
 from buildsys.workers.job import StageResult
 
 INPUTS = {case: random_x(batch) for case, batch in BATCHES.items()}
 ORT = {"backend": "onnxruntime"}
-QUICK = {"duration": 0.05, "warmup": 0.01, "min_samples": 5, "noise": None}
+QUICK = {"duration": 0.05, "warmup": 0.01, "min_samples": 5, "noise": None, "cold_start": 0}
 IF_LONG = pytest.mark.skipif(
     os.environ.get("BUILDSYS_LONG_TESTS", "0") in ("", "0"),
     reason="compiles for seconds; run with BUILDSYS_LONG_TESTS=1",
@@ -50,6 +54,7 @@ def benched(
     net: str = "",
     graph: onnx.ModelProto | None = None,
     said: list[str] | None = None,
+    toolchain: Toolchain | None = None,
     **sections: Any,
 ) -> StageResult:
     """Benchmark the engine of a graph, perhaps next to a network with the code ``net``."""
@@ -60,8 +65,11 @@ def benched(
     spec = resolved(engine_fields, bench=bench_section, **sections)
     write_golden(build, {case: {} for case in INPUTS}, INPUTS)
     file = save_at(build / "m/simplify/model.onnx", graph or conv_bn())
-    assert engine.run(stage_job(spec, "engine", build, file)).status == "passed"
-    job = stage_job(spec, "bench", build)
+    built = engine.run(stage_job(spec, "engine", build, file))
+    assert built.status == "passed"
+    record = {"backend": engine_fields["backend"], **built.figures}
+    (build / "m/engine/e/engine.json").write_text(json.dumps(record))
+    job = replace(stage_job(spec, "bench", build), toolchain=toolchain)
     return bench.run(job if said is None else replace(job, progress=said.append))
 
 
@@ -179,6 +187,28 @@ def test_pytorch_uses_as_many_threads_as_the_engine(tmp_path: Path) -> None:
     net = NET.replace("for _", f"assert torch.get_num_threads() == {count}\n        for _")
     assert benched(tmp_path, fields, net=net).status == "passed"
     assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize("toolchain", [None, Toolchain("other", Path(sys.executable), {})])
+def test_fresh_processes_load_and_call_the_engine(
+    tmp_path: Path, toolchain: Toolchain | None
+) -> None:
+    result = benched(tmp_path, bench={"cold_start": 2, "baselines": ()}, toolchain=toolchain)
+    figures = result_files.parse(dict(result.figures), BenchResult)["cold_start"]
+    assert {len(values) for values in figures.values()} == {2}
+    assert min(figures["imports_ms"] + figures["load_ms"] + figures["first_call_ms"]) > 0
+    if sys.platform == "linux":
+        sizes = ("imports_bytes", "loaded_bytes", "peak_bytes")
+        assert 1e7 < figures[sizes[0]][0] < figures[sizes[1]][0] <= figures[sizes[2]][0]
+
+
+def test_an_engine_that_load_engine_refuses_has_a_reason(tmp_path: Path) -> None:
+    benched(tmp_path)
+    spec = resolved(ORT, bench={**QUICK, "cold_start": 2, "baselines": ()})
+    (tmp_path / "m/engine/e/engine.json").write_text("{}")
+    result = bench.run(stage_job(spec, "bench", tmp_path))
+    assert result.status == "passed"
+    assert "is not the record of an engine" in result.figures["cold_start"]["problem"]
 
 
 def test_a_baseline_that_rejects_the_inputs_is_named(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from buildsys.workers.job import Job
 
 HERE = Toolchain("here", Path(sys.executable), {})
 INPUTS = {case: random_x(batch) for case, batch in BATCHES.items()}
-QUICK = {"duration": 0.05, "warmup": 0.01, "min_samples": 5, "noise": None}
+QUICK = {"duration": 0.05, "warmup": 0.01, "min_samples": 5, "noise": None, "cold_start": 0}
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,7 @@ def test_both_sides_are_measured_in_processes_of_their_own(tmp_path: Path) -> No
     pace, side = RoundPace(job.inputs["case.opt"], None, 0.0, 0.01), opens(job.inputs["engine"])
     found = measure_rounds({"baseline": side, "this build": side}, pace, range(1))
     for figures in found.values():
-        assert set(figures) == {"latency", "throughput", "memory"}
+        assert set(figures) == {"latency", "throughput", "memory", "load_time", "first_call"}
         assert 0 < figures["latency"][0] < 1
         assert figures["throughput"][0] > 2
         assert figures["memory"][0] > 10_000_000

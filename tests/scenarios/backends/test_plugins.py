@@ -21,7 +21,9 @@ def test_it_is_built_and_a_wrong_plugin_fails_its_engines_alone(project: Project
             manifest.unlink()
     project.edit("configs/models/clipped_signal.yaml", ", trt-fp32", "")
     with (root / "configs/models/clipped_signal.yaml").open("a") as manifest:
-        manifest.write("bench: {duration: 5ms, warmup: 1ms, baselines: [], noise: null}\n")
+        manifest.write(
+            "bench: {duration: 5ms, warmup: 1ms, baselines: [], noise: null, cold_start: 0}\n"
+        )
     built = project.doit("build:clipped_signal")
     assert built.code == 0, built.out
     stages = ("export", "simplify", "validate", "report")

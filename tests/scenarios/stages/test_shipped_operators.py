@@ -11,7 +11,7 @@ MODELS = {  # name -> its engine of TensorRT-RTX
     "deform_conv": "rtx-fp32",
     "deform_conv_decomposed": "rtx-fp32",
 }
-BENCH = "  bench: {duration: 5ms, warmup: 1ms, baselines: [], noise: null}\n"
+BENCH = "  bench: {duration: 5ms, warmup: 1ms, baselines: [], noise: null, cold_start: 0}\n"
 
 
 def test_each_builds_and_agrees_with_pytorch(project: ProjectFolder) -> None:

@@ -18,7 +18,7 @@ MANIFEST: dict[str, Any] = {
     "engines": [ORT, CUDA, TRT],
 }
 NOISE = {"budget": 60.0, "interval": 0.05, "other_load": 0.1, "throttling": 0.0}
-PACE = {"duration": 3.0, "warmup": 0.2, "min_samples": 10, "noise": NOISE}
+PACE = {"duration": 3.0, "warmup": 0.2, "min_samples": 10, "noise": NOISE, "cold_start": 3}
 
 
 def plan(**bench: Any) -> dict[str, Action]:

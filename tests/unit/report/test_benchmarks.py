@@ -10,6 +10,7 @@ from buildsys.report.assemble import assemble
 from buildsys.report.engines import bench_notes, timings
 from buildsys.report.html.pages import ModelPage, render_model
 from buildsys.report.result_files import Result, parse
+from buildsys.stages.bench.report import history_figures, table
 from buildsys.stages.bench.result import BenchResult
 
 
@@ -75,3 +76,22 @@ def test_engines_on_a_cpu_have_no_gpu_table() -> None:
 
 def test_missing_baselines_have_a_reason(result: Result[BenchResult]) -> None:
     assert "torch.compile was not timed: there is no compiler" in bench_notes([result])
+
+
+def test_cold_starts_are_medians_with_ranges_and_what_each_step_adds() -> None:
+    cold: dict[str, Any] = {
+        "imports_ms": [300.0, 310.0, 500.0], "load_ms": [20.0], "first_call_ms": [3.0],
+        "warmup_calls": [1, 2, 1], "warmup_ms": [3.0], "imports_bytes": [50_000_000],
+        "loaded_bytes": [60_000_000], "called_bytes": [60_500_000], "peak_bytes": [90_000_000],
+    }  # fmt: skip
+    started = Result("bench:m:ort", "passed", parse({"cold_start": cold}, BenchResult))
+    refused = Result("bench:m:trt", "passed", parse({"cold_start": {"problem": "no"}}, BenchResult))
+    listed = table([started, refused, Result("bench:m:ov", "passed", {})])
+    assert listed.rows == (
+        ("ort", "310 (300 to 500)", "20", "3", "1 (1 to 2)", "3", "50.0 MB", "+10.0 MB", "+500 kB",
+         "90.0 MB"),
+        ("trt", *["—"] * 9),
+    )  # fmt: skip
+    assert listed.notes[1:] == ("trt was not started: no",)
+    figures = history_figures(started.content)
+    assert (figures["imports_ms"], figures["peak_bytes"]) == (310.0, 90_000_000)

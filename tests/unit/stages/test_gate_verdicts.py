@@ -63,6 +63,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunGate:
                         for number, a in enumerate(noise)
                     ],
                     "memory": [1e8 * factor[name] * a for a in noise],
+                    "load_time": [0.2 * factor[name] * a for a in noise],
                 }
                 for name in sides
             }
@@ -77,7 +78,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunGate:
             inputs[role] = tmp_path / f"{role}.json"
             inputs[role].write_text(json.dumps({"status": "passed", **content}))
         options: dict[str, Any] = {"gates": gates, "engine": {"backend": "onnxruntime"}}
-        if any(metric in gates for metric in ("latency", "throughput", "memory")):
+        if any(metric in gates for metric in ("latency", "throughput", "memory", "load_time")):
             options |= {"case": "opt", "duration": 0.1, "warmup": 0.0}
             options["rounds"] = files.get("rounds", 10)
         if other := files.get("other"):
@@ -164,6 +165,7 @@ WORSE = {
     "latency": ({"slower": 0.1}, "2.00 ms before, 2.20 ms now, in 10 pairs of processes"),
     "throughput": ({"slower": 0.1}, "500/s before, 455/s now, in 10 pairs of processes"),
     "memory": ({"slower": 0.1}, "100 MB before, 110 MB now, in 10 pairs of processes"),
+    "load_time": ({"slower": 0.1}, "200 ms before, 220 ms now, in 10 pairs of processes"),
     "size": ({"size": 1100}, "1.00 kB before, 1.10 kB now, both as built"),
     "build_time": ({"seconds": 11.0}, "10.0 s before, 11.0 s now, both as built"),
     "error": ({"error": 1.1e-3}, "1.0e-03 before, 1.1e-03 now, both as built"),
@@ -190,7 +192,7 @@ def test_every_figure_is_compared_with_a_build_and_with_an_engine(
     assert gate_of().status == "passed"
     result = gate_of(**changes)
     assert result.status == "failed"
-    title = {"build_time": "build time", "error": "relative error"}.get(metric, metric)
+    title = {"error": "relative error"}.get(metric, metric.replace("_", " "))
     share = "9.1" if metric == "throughput" else "10.0"  # 455 of 500 items per second
     assert result.reason.startswith(f"{title} is {share} % worse")
     assert f"than that of {described}: {words}; 5.0 % is allowed" in result.reason

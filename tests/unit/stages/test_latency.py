@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buildsys.backends.measurement import Samples
+from buildsys.stages.bench.cold_start import count_warm_up
 from buildsys.stages.bench.latency import disturbances, mark_noisy, noise, summarize
 from buildsys.stages.bench.result import BenchCase, ContenderResult
 from buildsys.stages.bench.stage import _speedup
@@ -191,3 +192,18 @@ def test_other_load_unequal_counts_and_throttling_are_noise() -> None:
     ]
     assert len(reasons(case, other_load=0.5, throttling=0.3)) == 1
     assert len(reasons(case, other_load=None, throttling=None)) == 1
+
+
+@pytest.mark.parametrize(
+    ("calls_ms", "count"),
+    [
+        ([9] + [2] * 9, 1),
+        ([2] * 10, 0),
+        ([9, 2, 5, 5, 3, 2, 2, 2.1, 2, 2], 5),  # a single fast call is not steady
+        ([2, 2, 2, 8, 2, 2, 2, 2], 0),
+    ],
+)
+def test_the_warm_up_ends_with_the_first_calls_as_fast_as_later_ones(
+    calls_ms: list[float], count: int
+) -> None:
+    assert count_warm_up([int(1e6 * call) for call in calls_ms]) == count
