@@ -25,7 +25,7 @@ from buildsys.cli.command import (
     unknown_name,
 )
 from buildsys.cli.commands.init import default_engines, preset_text, write_project
-from buildsys.cli.commands.new import ENGINES, read_source, write_manifest
+from buildsys.cli.commands.new import ENGINES, flow, read_source, write_manifest
 from buildsys.cli.engine_checks import required_checks
 from buildsys.cli.session import BuildSession
 from buildsys.cli.sources import LIBRARIES, SUFFIXES
@@ -61,17 +61,37 @@ def build_source(
     return code
 
 
-def _calibration_data(root: Path, text: str) -> str | dict[str, str]:
-    """Parse --calibration: data of all inputs, or a map in YAML. Raises: UsageError."""
-    if not text or text.startswith("{"):
-        return text
+def _calibration_data(root: Path, text: str) -> dict[str, Any]:
+    """Parse --calibration into data by input; "" is every input. Raises: UsageError."""
+    if text.startswith("{"):
+        return dict(read_yaml(Path("--calibration"), text.encode()))
     place, attribute = split_reference(text)
     path, name = typed_path(place), project_name(root, place)
     kind = "python" if attribute else "images" if path.is_dir() else "npz"
     if not path.exists() or (kind == "npz" and path.suffix != ".npz"):
         problem = f"--calibration {text} is not {_DATA}"
         raise UsageError(problem, "the path is relative to your folder")
-    return {kind: f"{name}:{attribute}" if attribute else name}
+    return {"": {kind: f"{name}:{attribute}" if attribute else name}}
+
+
+def _with_data(manifest: str, data: Mapping[str, Any]) -> str:
+    """Give inputs of a proposal their data, images the steps of its preprocessing.
+
+    Golden inputs are of the same kind then: ranges of other data would not hold for them.
+    Raises: UsageError: there is no such input.
+    """
+    inputs: dict[str, Any] = read_yaml(Path("proposal.yaml"), manifest.encode())["inputs"]
+    for name in data.keys() - {"", *inputs}:
+        raise unknown_name("input", name, inputs, f"inputs: {', '.join(inputs)}")
+    for name, tensor in inputs.items():
+        if values := data.get(name, data.get("")):
+            steps = tensor.get("preprocess", {}) if "images" in values else {}
+            line, new = (
+                f"  {flow(name)}: {flow(fields)}\n"
+                for fields in (tensor, {**tensor, "data": {**values, **steps}})
+            )
+            manifest = manifest.replace(line, new)
+    return manifest
 
 
 def _model_name(source: str) -> str:
@@ -106,7 +126,8 @@ class _OneShot:
         self._is_in_project = models.is_dir() and find_project(options.root) is not None
         self._shared = dict(self._shared_files())
         self._engines = self._choose_engines()
-        self._data = _calibration_data(options.root, options.calibration)
+        text = options.calibration
+        self._data = _calibration_data(options.root, text) if text else {}
         self._session: BuildSession | None = None
         if not os.environ.get("BUILDSYS_STORE"):  # workers and trials get it, too
             os.environ["BUILDSYS_STORE"] = str(self._user.state / "store")
@@ -150,13 +171,8 @@ class _OneShot:
         for name, content in self._shared.items():
             _write(self._project.configs / name, content)
         self._propose()
-        manifest = self._proposal.read_text(encoding="utf-8")
-        section = ""
-        if self._data:
-            inputs = read_yaml(self._proposal, manifest.encode())["inputs"]
-            is_map = isinstance(self._data, str)
-            data = self._data if is_map else json.dumps(dict.fromkeys(inputs, self._data))
-            section = f"calibration: {{data: {data}}}\n"
+        manifest = _with_data(self._proposal.read_text(encoding="utf-8"), self._data)
+        section = "calibration: {}  # with the data of the inputs\n" if self._data else ""
         engines = f"[{', '.join(self._engines)}]" if self._engines else ENGINES
         text = manifest.replace(f"engines: {ENGINES}\n", f"{section}engines: {engines}\n").encode()
         _write(self._manifest, text)

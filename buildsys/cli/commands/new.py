@@ -353,9 +353,9 @@ def _lines(model: str, proposal: Mapping[str, Any], export: str = "") -> Iterato
     source = proposal["source"]
     yield "# yaml-language-server: $schema=../schema/model.schema.json"
     yield "# Proposed from trial runs. Names of outputs and dimensions are free; check the ranges."
-    yield f"model: {_flow(model)}"
+    yield f"model: {flow(model)}"
     texts = {
-        field: value if isinstance(value, str) and _PLAIN.fullmatch(value) else _flow(value)
+        field: value if isinstance(value, str) and _PLAIN.fullmatch(value) else flow(value)
         for field, value in source.items()
     }
     is_random = not {"checkpoint", "onnx", "exported_program", "weights"} & source.keys()
@@ -369,17 +369,17 @@ def _lines(model: str, proposal: Mapping[str, Any], export: str = "") -> Iterato
         yield export
     yield "inputs:" + ("  # guessed, and accepted by the network" if proposal["guessed"] else "")
     for name, tensor in proposal["inputs"].items():
-        yield f"  {_flow(name)}: {_flow(tensor)}"
+        yield f"  {flow(name)}: {flow(tensor)}"
     if proposal["call"]:
-        yield f"call: {_flow({key: value for key, value in proposal['call'].items() if value})}"
+        yield f"call: {flow({key: value for key, value in proposal['call'].items() if value})}"
     yield "outputs:"
     for name, tensor in proposal["outputs"].items():
         is_unknown = None in (tensor["shape"] or ())
         note = "  # null: a size that follows no dimension" if is_unknown else ""
-        yield f"  {_flow(name)}: {_flow(tensor)}{note}"
+        yield f"  {flow(name)}: {flow(tensor)}{note}"
     if proposal["dims"]:
         yield "dims:  # dynamic axes; it ran at both ends"
-        yield from (f"  {_flow(name)}: {_flow(span)}" for name, span in proposal["dims"].items())
+        yield from (f"  {flow(name)}: {flow(span)}" for name, span in proposal["dims"].items())
     for name, size in proposal["fixed"].items():
         yield f"# {name} is fixed to {size}: no other size ran"
     for name, size in proposal.get("fixed_by_export", {}).items():
@@ -388,7 +388,7 @@ def _lines(model: str, proposal: Mapping[str, Any], export: str = "") -> Iterato
     yield ""
 
 
-def _flow(value: Any) -> str:
+def flow(value: Any) -> str:
     """Format a value as YAML on one line, a mapping without absent fields."""
     import yaml  # only here
 

@@ -101,3 +101,8 @@ def test_int8_takes_arrays(folder: ProjectFolder) -> None:
     ran = folder.buildsys(*command, "--calibration", "data.npz")
     assert ran.code in (0, 1), ran  # 3 weights
     assert "calibrate:net-1" in ran.passed
+    (manifest,) = folder.root.glob(".buildsys/sources/*/configs/models/net-1.yaml")
+    assert "data: {npz: data.npz}}\n" in manifest.read_text()  # of the golden inputs, too
+    wrong = folder.buildsys(*command, "--calibration", "{y: {constant: 1}}")
+    assert wrong.code == 3
+    assert "unknown input 'y'; did you mean" in wrong.err or "inputs: x" in wrong.err
