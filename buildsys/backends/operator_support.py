@@ -20,6 +20,8 @@ from torch.onnx._internal.exporter import _decomp
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 from torch.onnx._internal.torchscript_exporter.registration import registry
 
+from buildsys.errors import StageError
+
 _ONNX_DOMAINS = ("", "ai.onnx.ml")
 _OTHER_ONNX_DOMAINS = ("ai.onnx.training", "ai.onnx.preview.training", "ai.onnx.preview")
 
@@ -53,22 +55,27 @@ def ort_support(domain: str, operator: str, since: tuple[int, ...]) -> list[dict
     return rows
 
 
-@lru_cache(maxsize=1)
-def _rtx_parser() -> Any:
-    """Return a parser and the objects it depends on, if installed."""
+TENSORRTS = ("tensorrt", "tensorrt_rtx")
+
+
+@cache
+def _parser(module: str) -> Any:
+    """Return a parser and the objects it depends on, None without the library or its GPU."""
     try:
-        import tensorrt_rtx as trt
-    except (ImportError, OSError, RuntimeError):
+        trt = importlib.import_module(module)
+        from buildsys.backends.tensorrt import library, network, version_adapter
+
+        loaded = library.library_of(trt)
+        builder = network.new_builder(loaded)
+        definition = version_adapter.create_network(loaded, builder, strong=False)
+        return trt.OnnxParser(definition, library.log_of(loaded).logger), definition, builder
+    except (ImportError, OSError, RuntimeError, StageError):
         return None
-    logger = trt.Logger(trt.Logger.ERROR)
-    builder = trt.Builder(logger)
-    network = builder.create_network(0)
-    return trt.OnnxParser(network, logger), network, builder, logger
 
 
-def rtx_supports(operator: str) -> bool | None:
-    """Check for an importer in TensorRT-RTX's parser; None without TensorRT-RTX."""
-    parser = _rtx_parser()
+def parser_supports(module: str, operator: str) -> bool | None:
+    """Check for an importer in the parser of a TensorRT; None if it cannot be asked here."""
+    parser = _parser(module)
     return None if parser is None else bool(parser[0].supports_operator(operator))
 
 
@@ -225,7 +232,8 @@ def make_table() -> dict[str, Any]:
     """Make the table for the installed libraries, as JSON values.
 
     ``torch``: operator -> {torchscript: opset or None, dynamo: opset, 0 or None, schemas}.
-    ``onnx``: operator -> {opsets, onnxruntime: [{opset, types, body}], tensorrt_rtx: bool or None}.
+    ``onnx``: operator -> {opsets, onnxruntime: [{opset, types, body}]}, and a bool or None for each
+    of ``TENSORRTS``.
     """
     from buildsys.backends.onnxruntime import graphs
 
@@ -234,13 +242,13 @@ def make_table() -> dict[str, Any]:
         rows[f"{domain}::{name}" if domain else name] = {
             "opsets": list(since),
             "onnxruntime": ort_support(domain, name, since),
-            "tensorrt_rtx": rtx_supports(name),
+            **{module: parser_supports(module, name) for module in TENSORRTS},
         }
     for operator, opsets in sorted(graphs.schema_versions().items()):
         if operator.domain not in (*_ONNX_DOMAINS, *_OTHER_ONNX_DOMAINS):
             types = {t for version in opsets for t in graphs.kernel_types(operator, version)}
             support = [{"opset": 1, "types": sorted(types), "body": False}]
-            row = {"opsets": [], "onnxruntime": support, "tensorrt_rtx": False}
+            row = {"opsets": [], "onnxruntime": support, **dict.fromkeys(TENSORRTS, False)}
             rows[f"{operator.domain}::{operator.name}"] = row
     return {"torch": _torch_rows(), "onnx": rows}
 

@@ -24,19 +24,20 @@ from buildsys.system.processes import run_python
 from buildsys.system.versions import python_version, tool_versions
 
 SCHEMA = "buildsys/ops/1"
-TABLE_SCHEMA = "buildsys/operators/3"  # the reader's table
-_LIBRARIES = ("torch", "torchvision", "onnx", "onnxscript", "onnxruntime", "tensorrt_rtx")
+TABLE_SCHEMA = "buildsys/operators/4"  # the reader's table
+_TENSORRTS = {"tensorrt": "TensorRT", "tensorrt_rtx": "TensorRT-RTX"}
+_LIBRARIES = ("torch", "torchvision", "onnx", "onnxscript", "onnxruntime", *_TENSORRTS)
 # libraries print to stdout, too
 _READER = (
     "import os; table = os.dup(1); os.dup2(2, 1);"
     " from buildsys.backends.operator_support import write_table; write_table(table)"
 )
 _TORCH_TITLES = ("PyTorch operator", "TorchScript", "dynamo")
-_ONNX_TITLES = ("ONNX operator", "opsets", "ONNX Runtime (CPU)", "TensorRT-RTX")
-_NO, _UNKNOWN = "no", "not installed"
+_ONNX_TITLES = ("ONNX operator", "opsets", "ONNX Runtime (CPU)", *_TENSORRTS.values())
+_NO, _UNKNOWN = "no", "not here"
 Row = Mapping[str, Any]
 Rows = dict[str, Row]
-_CUSTOM_ROW: Row = {"opsets": [], "onnxruntime": [], "tensorrt_rtx": False}
+_CUSTOM_ROW: Row = {"opsets": [], "onnxruntime": [], **dict.fromkeys(_TENSORRTS, False)}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -60,7 +61,7 @@ def run(options: Namespace) -> int:
     traced = ((name, *_exported(row)) for name, row in torch.items())
     lines = [*format_table(_TORCH_TITLES, traced), ""] if torch else []
     supported = (
-        (name, _opsets(row), _runs(row["onnxruntime"]), _parsed(row)) for name, row in onnx.items()
+        (name, _opsets(row), _runs(row["onnxruntime"]), *_parsed(row)) for name, row in onnx.items()
     )
     lines += format_table(_ONNX_TITLES, supported) if onnx else []
     document = {"schema": SCHEMA, "versions": library_versions(), "torch": torch, "onnx": onnx}
@@ -169,6 +170,5 @@ def _runs(support: Sequence[Row] | None) -> str:
     return "; ".join(f"{opset}: {types}" for opset, types in by_opset.items()) or _NO
 
 
-def _parsed(row: Row) -> str:
-    supported = row["tensorrt_rtx"]
-    return _UNKNOWN if supported is None else "yes" if supported else _NO
+def _parsed(row: Row) -> list[str]:
+    return [{None: _UNKNOWN, True: "yes", False: _NO}[row[module]] for module in _TENSORRTS]

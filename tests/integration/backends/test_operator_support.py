@@ -109,8 +109,8 @@ def test_the_types_of_onnx_runtime_are_those_that_it_runs(tmp_path: Path, operat
 
 def test_what_tensorrt_takes() -> None:
     pytest.importorskip("tensorrt_rtx")
-    assert operator_support.rtx_supports("Conv") is True
-    assert operator_support.rtx_supports("DeformConv") is False
+    assert operator_support.parser_supports("tensorrt_rtx", "Conv") is True
+    assert operator_support.parser_supports("tensorrt_rtx", "DeformConv") is False
 
 
 def test_the_functions_of_torchlib_are_parsed_once() -> None:

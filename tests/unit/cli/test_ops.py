@@ -67,7 +67,7 @@ def test_cells() -> None:
     function = {"opset": 23, "types": [], "body": True}
     assert _runs(kernels) == "float"
     assert _runs([*kernels, function]) == "9: float; 23: as a function"
-    assert (_runs([]), _runs(None)) == ("no", "not installed")
+    assert (_runs([]), _runs(None)) == ("no", "not here")
 
 
 def test_names_without_their_namespace() -> None:
