@@ -44,7 +44,10 @@ def add_source_options(parser: _ActionsContainer) -> None:
     )
     parser.add_argument("--kwargs", default="", help="arguments of the source, a map in YAML")
     parser.add_argument(
-        "--weights", default="", metavar="FILE", help="a checkpoint; its key and prefix are found"
+        "--weights",
+        default="",
+        metavar="FILE",
+        help="a checkpoint; its key is found, or '{file: FILE, key: model_ema}'",
     )
     parser.add_argument(
         "--cache", action="store_true", help="past key values as inputs and outputs"

@@ -67,7 +67,7 @@ def run_job(pool: WorkerPool, job: Job, *, must_pass: bool = True) -> dict[str, 
         show_progress({})
     log.unlink(missing_ok=True)
     if must_pass and reply.status != "passed":
-        raise StageError(reply.reason, reply.hint)
+        raise StageError(reply.reason, reply.hint, reply.changes)
     result: dict[str, Any] = json.loads(job.outputs["result"].read_bytes())
     return result
 

@@ -48,6 +48,7 @@ _PLAIN = re.compile(r"[\w./@-]+(:[\w./@-]+)?")  # a place that needs no quotes i
 _MANIFEST_HEADER_LINES = 2
 ENGINES = "[{backend: onnxruntime, name: ort-cpu}]"
 _DYNAMO = "export: {exporter: dynamo, opset: 18}  # tracing would fix the sizes of a saved program"
+_SAVED_KWARGS = "source: {kwargs: "
 _TRIALS_LIMIT_S = 900.0  # nothing is lost: the first build restores what was tried
 
 
@@ -278,10 +279,22 @@ def write_manifest(
 def try_model(
     project: Project, model: str, source: Mapping[str, Any], inputs: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Run the model in a worker. Raises: StageError: it cannot be loaded or run."""
+    """Run the model in a worker, if it fails with arguments that its checkpoint has.
+
+    Raises: StageError: it cannot be loaded or run.
+    """
+    import yaml  # only here
+
     fields = {**_defaults(source), **source, "seed": 0}
     options = {"source": fields, "inputs": inputs, "outputs": {}}
-    figures = run_stage(project, _STAGE, f"new:{model}", options)
+    try:
+        figures = run_stage(project, _STAGE, f"new:{model}", options)
+    except StageError as error:
+        saved = next((text for text in error.changes if text.startswith(_SAVED_KWARGS)), "")
+        if not saved:
+            raise
+        source = {**source, **yaml.safe_load(saved)["source"]}
+        return try_model(project, model, source, inputs)
     completed = figures["source"]
     names = ["onnx" if name == "python" and "onnx" in completed else name for name in source]
     return {**figures, "source": {name: completed[name] for name in names}}

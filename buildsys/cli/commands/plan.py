@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from buildsys.cli.command import add_json, add_names, print_json
 from buildsys.cli.commands.explain import explanation_json, reasons_json
-from buildsys.cli.console.progress import engine_of, target_line
+from buildsys.cli.console.progress import NO_TARGETS, engine_of, target_line
 from buildsys.cli.console.rows import Row, print_rows
 from buildsys.cli.session import BuildSession
 from buildsys.cli.target_names import ModelFilter, add_filter
@@ -94,7 +94,7 @@ def print_plan(session: BuildSession, explained: Sequence[Freshness], *, as_json
         usual = "unknown" if step.expected_s is None else duration(step.expected_s)
         text = f"{step.target:<{width}}  {'' if step.restorable else usual:>10}"
         rows.append(Row(word, text, note=summarize_reasons(step.reasons, _MOST_REASONS)))
-    closing = [_summary(steps, times, unknown)]
+    closing = [_summary(steps, times, unknown) if explained else NO_TARGETS]
     if unavailable:
         names = first_names(list(unavailable), _MOST_UNAVAILABLE)
         closing.append(f"{len(unavailable)} unavailable on this machine: {names}")

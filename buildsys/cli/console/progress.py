@@ -29,6 +29,7 @@ OBVIOUS = ("never built", "requested")  # reasons in the executor's words, not r
 _SHORTFALLS = ("unavailable", "noisy")
 _MOST_NAMES = 4  # with one remedy
 _MOST_SHORTFALLS = 12  # listed if there is nothing to do
+NO_TARGETS = "no targets: nothing is selected, or there is no manifest yet"
 _TAIL_BYTES = 4096  # bytes at the end of a log
 _STYLES = {
     "done": "green",
@@ -126,7 +127,7 @@ def up_to_date_lines(lines: Iterable[ConsoleLine]) -> Iterator[str]:
     order = [stage.name for stage in STAGES]  # remembered targets have none
     lines = sorted(lines, key=lambda line: (line.model, line.variant, order.index(line.stage)))
     if not lines:
-        yield "no targets: nothing is selected, or there is no manifest yet"
+        yield NO_TARGETS
         return
     by_target = {line.target: line for line in lines}
     short = [line for line in lines if line.status in _SHORTFALLS]

@@ -80,7 +80,7 @@ def run(job: Job) -> StageResult:
             return StageResult(figures={**figures, **facts})
     if problem is None:
         raise StageError("nothing is known about the inputs of the network", _HINT)
-    raise StageError(problem.problem, problem.hint or _HINT)
+    raise StageError(problem.problem, problem.hint or _HINT, problem.changes)
 
 
 def _first_sizes(inputs: Inputs) -> Iterator[dict[str, int]]:

@@ -240,6 +240,26 @@ def test_one_of_several_state_dicts_is_chosen_by_its_key(tmp_path: Path) -> None
         loaded(tmp_path, state, key="ema")
 
 
+@pytest.mark.parametrize(
+    ("parameters", "changes"),
+    [
+        ("features=3, bias=True", ['source: {kwargs: {"features": 5}}']),
+        ("features", ['source: {kwargs: {"features": 5}}']),
+        ("", []),
+    ],
+)
+def test_arguments_that_training_saved_with_the_weights_are_proposed(
+    tmp_path: Path, parameters: str, changes: list[str]
+) -> None:
+    code = (
+        f"from torch import nn\ndef make({parameters}): return nn.Linear(4, {parameters[:8] or 3})"
+    )
+    saved = {"features": 5, "bias": True, "lr": 0.1, "loss": torch.nn.MSELoss()}
+    with pytest.raises(StageError) as error:
+        made(tmp_path, {"state_dict": linear_state(5), "hyper_parameters": saved}, code)
+    assert error.value.changes == changes
+
+
 def test_the_key_of_names_outside_all_keys_is_empty(tmp_path: Path) -> None:
     state = {**linear_state(), "ema": {"weight": torch.ones(3, 4), "bias": torch.zeros(3)}}
     with pytest.raises(StageError, match=r"key: \"\"\}\n.*key: ema\}$"):

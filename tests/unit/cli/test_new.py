@@ -12,6 +12,7 @@ from buildsys.errors import StageError
 from buildsys.project.load import load_project
 
 COMMIT = "0123456789" * 4
+TRY_MODEL = new.try_model
 FOUND: dict[str, Any] = {
     "inputs": {"x:0": {"shape": ["N", 3, "h"], "dtype": "float32", "keyword": None}},
     "outputs": {
@@ -187,6 +188,20 @@ def test_a_folder_of_onnx_files(project: Path, capsys: pytest.CaptureFixture[str
     ]  # fmt: skip
     assert run(["new", "plugins"]) == 3
     assert "there are no ONNX files in plugins; name a folder" in capsys.readouterr().err
+
+
+def test_arguments_saved_with_weights_are_taken_if_the_network_needs_them(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_stage(project: object, stage: str, target: str, options: Any) -> Any:
+        if not options["source"]["kwargs"]:
+            raise StageError("it does not fit", changes=['source: {kwargs: {"width": 8}}'])
+        return {**FOUND, "source": options["source"]}
+
+    monkeypatch.setattr(new, "try_model", TRY_MODEL)
+    monkeypatch.setattr(new, "run_stage", run_stage)
+    assert run(["new", "first", "--from", "plugins/net.py:make"]) == 0
+    assert load_project(project).models["first"].data["source"]["kwargs"] == {"width": 8}
 
 
 def test_an_interrupted_command_leaves_no_manifest(

@@ -50,6 +50,8 @@ def test_steps_are_printed_in_order_with_their_times(plan: Plan) -> None:
         "3 targets; usual time: 1 min 30 s for what will run, 500 ms for what may rerun, "
         "unknown for 1",
     ]
+    assert plan(steps[1]) == "everything is up to date: nothing would run\n"
+    assert plan().startswith("no targets")
 
 
 def test_targets_that_cannot_run_here_follow_with_the_reason(
