@@ -12,7 +12,7 @@ from buildsys.execution.freshness import FRESH, explain
 from buildsys.execution.run_records import why_stopped
 from buildsys.execution.stale_reasons import NEVER_BUILT, UPSTREAM, summarize_reasons
 from buildsys.plan.action import Action
-from buildsys.report.assemble import TargetProblem, assemble_after_failure
+from buildsys.report.assemble import NEVER, TargetProblem, assemble_after_failure
 from buildsys.report.formatting import first_names, plural
 from buildsys.report.markdown import render
 from buildsys.report.report_types import Report, as_json, read_report
@@ -95,6 +95,8 @@ def read_state(session: BuildSession, model: str) -> tuple[Problems, list[str]]:
             # in an earlier run, with the same inputs
             failed[target] = TargetProblem(fact.failure, failed=True)
     stopped = "interrupted" if session.interrupted else why_stopped(session.finished)
+    has_failed = any(end.status == FAILED for end in session.finished.values())
+    is_cut = session.is_run and (session.interrupted or has_failed)  # else it was not asked for
     problems: dict[str, TargetProblem] = {}
     for target, state in explained.items():
         needed = [name for name in session.needed([target]) if name in failed]
@@ -102,10 +104,10 @@ def read_state(session: BuildSession, model: str) -> tuple[Problems, list[str]]:
             problems[target] = failed[target]
         elif state.state != FRESH:
             why = f"not run: it needs {', '.join(needed)}" if needed else f"not run: {stopped}"
-            if not session.is_run and not needed:
+            if not is_cut and not needed:
                 is_new = any(reason.kind == NEVER_BUILT for reason in state.reasons)
                 stale = f"not up to date: {summarize_reasons(state.reasons)}"
-                why = "never built" if is_new else stale
+                why = NEVER if is_new else stale
             problems[target] = TargetProblem(why)
     passed = [name for name in problems if session.result(name).get("status") == PASSED]
     rank = {stage: at for at, stage in enumerate(_FIRST)}

@@ -33,6 +33,7 @@ _SOURCE_KINDS = (
     "torchvision", "timm", "transformers", "exported_program", "python", "onnx", "numpy",
     "tensorrt",
 )  # fmt: skip
+NEVER = "never built"
 _MOST_NAMES = 4  # in the verdict
 _MOST_PLACES = 3
 _FIXED = {"branch": ("branch", "branches"), "value": ("value", "values")}
@@ -87,6 +88,8 @@ def assemble_after_failure(
     verdict, count = report.verdict, f"{len(problems)} of {len(results) + 1} targets"
     if verdict.status != FAILED:
         verdict = BuildVerdict(STALE, f"STALE: {count} are not up to date")
+        if problems and all(problem.reason == NEVER for problem in problems.values()):
+            verdict, notice = BuildVerdict(STALE, f"INCOMPLETE: {count} were never built"), ""
         if own is not None and own.failed:
             verdict = BuildVerdict(FAILED, f"FAILED: {target}: {fold(own.reason)[0]}")
         elif problems and all(result.status == ABSENT for result in results):

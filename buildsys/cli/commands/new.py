@@ -48,7 +48,6 @@ _PLAIN = re.compile(r"[\w./@-]+(:[\w./@-]+)?")  # a place that needs no quotes i
 _MANIFEST_HEADER_LINES = 2
 ENGINES = "[{backend: onnxruntime, name: ort-cpu}]"
 _DYNAMO = "export: {exporter: dynamo, opset: 18}  # tracing would fix the sizes of a saved program"
-_SAVED_KWARGS = "source: {kwargs: "
 _TRIALS_LIMIT_S = 900.0  # nothing is lost: the first build restores what was tried
 
 
@@ -290,11 +289,11 @@ def try_model(
     try:
         figures = run_stage(project, _STAGE, f"new:{model}", options)
     except StageError as error:
-        saved = next((text for text in error.changes if text.startswith(_SAVED_KWARGS)), "")
-        if not saved:
+        proposed = [yaml.safe_load(change).get("source", {}) for change in error.changes]
+        saved = next((one for one in proposed if "kwargs" in one), None)
+        if saved is None:
             raise
-        source = {**source, **yaml.safe_load(saved)["source"]}
-        return try_model(project, model, source, inputs)
+        return try_model(project, model, {**source, **saved}, inputs)
     completed = figures["source"]
     names = ["onnx" if name == "python" and "onnx" in completed else name for name in source]
     return {**figures, "source": {name: completed[name] for name in names}}

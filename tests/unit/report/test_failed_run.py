@@ -55,6 +55,8 @@ def test_without_a_failure_it_is_stale(results: Results) -> None:
     assert (report.verdict.status, report.verdict.text) == (
         "stale", "STALE: 1 of 12 targets are not up to date"
     )  # fmt: skip
+    report = report_on(results, bench__tiny__ort_cpu=TargetProblem("never built"))
+    assert report.verdict.text == "INCOMPLETE: 1 of 12 targets were never built"
 
 
 def test_a_failed_report_target_fails_the_verdict(results: Results) -> None:
