@@ -14,6 +14,7 @@ Source: TensorRT developer guide, "Performance Benchmarking using trtexec".
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -66,7 +67,7 @@ class Contender(Protocol):
 
 @dataclass(frozen=True)
 class Pace:
-    """Duration and block sizes of a measurement. Times in seconds, all of them minimums."""
+    """Duration and block sizes of a measurement: minimums, times in seconds."""
 
     duration_s: float  # measured time per contender
     warmup_s: float  # per contender before the first turn
@@ -75,6 +76,7 @@ class Pace:
     block_runs: int = 5  # counted calls of one turn
     settle_s: float = 0.05  # uncounted time at the start of a turn
     settle_runs: int = 2  # uncounted calls at the start of a turn
+    limit_s: float = math.inf  # of all contenders: min_samples are then enough
 
 
 @dataclass(frozen=True)
@@ -116,8 +118,10 @@ def measure(
     def is_enough(blocks: Sequence[Samples]) -> bool:
         count = sum(len(block.wall_ns) for block in blocks)
         taken_ns = sum(block.elapsed_ns + block.queued_ns for block in blocks)
-        return count >= pace.min_samples and taken_ns >= pace.duration_s * _NS
+        is_long = taken_ns >= pace.duration_s * _NS or time.monotonic() >= deadline
+        return count >= pace.min_samples and is_long
 
+    deadline = time.monotonic() + pace.limit_s
     blocks: dict[str, list[Samples]] = {name: [] for name in contenders}
     for name in contenders:
         run_block(name, pace.warmup_s, 1)

@@ -240,6 +240,9 @@ def bench_notes(results: Iterable[AnyResult]) -> tuple[str, ...]:
         text = q.plain(settings, between=" ")
         notes += [f"Settings of {result.variant}: {text}"] if settings else []
         for _, case, figures in _cases([result]):
+            if (cut_s := figures.get("cut_to_s")) is not None:
+                took = f"after {q.duration(cut_s)} of each contender"
+                notes.append(f"{result.target}, case {case}: bench.budget ended {took}")
             if gpu := figures.get("gpu"):
                 notes.append(f"{result.target}, case {case}: {_gpu_state(gpu)}")
     return tuple(dict.fromkeys(notes))

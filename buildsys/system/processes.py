@@ -9,13 +9,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 from buildsys.system.units import number_or_text, parse_duration
 
+_SHORTEST_S = 1e-6  # 0 would be no limit
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _CRASHES = {
     signal.SIGSEGV: "crashed with a segmentation fault (SIGSEGV)",
@@ -99,6 +101,22 @@ def resident_memory(pid: int | str = "self") -> tuple[int, int] | None:
     if "VmHWM" not in kib:  # it has ended
         return None
     return int(kib["VmRSS"][0]) * 1024, int(kib["VmHWM"][0]) * 1024
+
+
+@contextlib.contextmanager
+def raised_after(limit_s: float, error: BaseException) -> Iterator[None]:
+    """Raise ``error`` in a block that takes longer; in the main thread only."""
+
+    def stop(_number: int, _frame: FrameType | None) -> NoReturn:
+        raise error
+
+    previous = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, max(limit_s, _SHORTEST_S))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
 
 
 def children_of(pid: int) -> set[int]:

@@ -30,8 +30,6 @@ Baseline = Literal["torch", "torch_cuda_graph", "torch_compile", "torch_tensorrt
 class NoiseSpec(Spec):
     """Limits of a steady measurement; a limit of null is none."""
 
-    budget: Seconds = Field(60.0, ge=0)
-    """Most time for repeating noisy measurements; 0: never."""
     interval: float | None = Field(STEADY_INTERVAL, gt=0)
     """Distance of a median's 95 % interval from it, relative."""
     other_load: float | None = Field(0.1, ge=0, le=1)
@@ -46,6 +44,8 @@ class BenchSpec(Spec):
     duration: Seconds = Field(3.0, gt=0, description="Least measured time per case and contender.")
     warmup: Seconds = Field(0.2, ge=0, description="Warm-up time per case and contender.")
     min_samples: int = Field(10, ge=1, description="Minimum number of samples.")
+    budget: Seconds = Field(90.0, gt=0)
+    """Time of all cases, contenders and repeats of noisy cases; `min_samples` may take longer."""
     noise: NoiseSpec | None = Field(default_factory=dict, validate_default=True)
     """Limits of a steady measurement; null accepts any."""
     cases: tuple[Case, ...] = Field(("opt",), min_length=1, description="Shape cases to time.")

@@ -12,7 +12,7 @@ from buildsys.plan.model_plan import (
     ModelPlan,
 )
 
-_PACE = ("duration", "warmup", "min_samples", "noise", "cold_start")
+_PACE = ("duration", "warmup", "min_samples", "budget", "noise", "cold_start")
 GPU_CLOCK = ("cuda_graph", "transfers", "in_flight", "wait")  # only for the GPU's own clock
 
 

@@ -11,16 +11,17 @@ from buildsys.report.result_files import Result
 from buildsys.stages.bench.result import ENGINE_CONTENDERS, BenchCase, BenchResult, engine_contender
 
 _CLEARLY_FASTER = 0.98
-_COLD_TIMES = ("imports_ms", "load_ms", "first_call_ms", "warmup_calls", "warmup_ms")
+_COLD_TIMES = ("imports_ms", "load_ms", "first_call_ms")
+_COLD_FIGURES = (*_COLD_TIMES, "warmup_calls", "warmup_ms", "peak_bytes")
 _COLD_COLUMNS = (
-    "engine", "imports ms>", "load ms>", "first call ms>", "warm-up calls>", "warm-up ms>",
-    "memory: imports>", "loaded>", "first call>", "peak>",
+    "engine", "imports ms>", "load ms>", "first call ms>", "warm-up>",
+    "memory>", "+ load>", "+ first call>", "peak>",
 )  # fmt: skip
-_COLD_NOTE = (
-    "Medians (and ranges) of fresh processes that use load_engine, with the files in the page"
-    " cache. Imports count from the start of the process; the warm-up are the calls before the"
-    " first that is within 10 % of the steady median. Memory is resident; loaded and first call"
-    " are what they add."
+_COLD_NOTES = (
+    "Medians (and ranges) of fresh processes that use load_engine; files are in the page cache.",
+    "Imports count from the start of the process.",
+    "Warm-up: calls before the first that is within 10 % of the steady median.",
+    "Memory is resident: after imports, what loading and the first call add, and the peak.",
 )
 
 
@@ -60,13 +61,13 @@ def history_figures(result: BenchResult) -> dict[str, Any]:
         "fastest": min(medians, key=lambda name: medians[name], default=None),
         "device_memory_bytes": own.get("device_memory_bytes"),
         "noisy": [own["noisy"]] if own.get("noisy") else None,
-        **{n: v for n, v in _medians(result).items() if n in (*_COLD_TIMES, "peak_bytes")},
+        **{n: v for n, v in _medians(result).items() if n in _COLD_FIGURES},
     }
 
 
 def table(results: Iterable[Result[BenchResult]]) -> Table:
     """List the cold starts of all engines."""
-    rows, notes = [], [_COLD_NOTE]
+    rows, notes = [], [*_COLD_NOTES]
     for result in results:
         measured: Mapping[str, Any] = result.content.get("cold_start", {})
         if problem := measured.get("problem"):
@@ -77,6 +78,10 @@ def table(results: Iterable[Result[BenchResult]]) -> Table:
         when = "imports", "loaded", "called", "peak"
         imports, loaded, called, peak = (medians.get(f"{name}_bytes") for name in when)
         times = [_with_range(measured.get(name, ())) for name in _COLD_TIMES]
+        calls, warmup_ms = (medians.get(f"warmup_{unit}") for unit in ("calls", "ms"))
+        times.append(
+            q.NOTHING if calls is None else f"{q.number(calls)} ({q.number(warmup_ms)} ms)"
+        )
         more = _added(imports, loaded), _added(loaded, called)
         rows.append((result.variant, *times, q.size(imports), *more, q.size(peak)))
     return Table("Cold start", _COLD_COLUMNS, tuple(rows), tuple(notes))

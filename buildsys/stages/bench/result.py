@@ -46,6 +46,7 @@ class BenchCase(TypedDict, total=False):
     contenders: dict[str, ContenderResult]
     speedup: float | None  # over eager PyTorch; None if one of the medians is not steady
     gpu: dict[str, Any]  # its state: spans of readings, and shares of throttled ones
+    cut_to_s: float  # of each contender, less than `duration`: the budget ended
     attempts: int  # measurements until one was steady; the figures are of the steadiest
     others_share: float | None  # the processors' time used by other processes
     noisy: list[str]  # reasons to doubt the figures

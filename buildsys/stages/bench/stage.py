@@ -8,7 +8,7 @@ benchmark.
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
@@ -19,6 +19,7 @@ from buildsys.errors import StageError, Unavailable
 from buildsys.manifest.default_limits import effective_limits
 from buildsys.onnx_graphs.output_policies import compare_outputs
 from buildsys.onnx_graphs.tensors import Tensor, load_case, load_tensors
+from buildsys.report.formatting import duration
 from buildsys.stages.bench.cold_start import measure_cold_starts
 from buildsys.stages.bench.latency import disturbances, mark_noisy, noise, summarize
 from buildsys.stages.bench.result import BenchCase, BenchResult, ContenderResult, engine_contender
@@ -27,11 +28,17 @@ from buildsys.stages.engine.result import SlowLayer
 from buildsys.stages.operators.implementation import implementation_of
 from buildsys.system.cpu import OtherLoad, cpu_model, usable_cores
 from buildsys.system.devices import sampled
+from buildsys.system.processes import raised_after
 from buildsys.workers.job import Job, StageResult
 
 Inputs = Mapping[str, Tensor]
 Bind = Callable[[Inputs], Contender]  # called once per case
 ONNXRUNTIME = "onnxruntime"
+_COMPILED = ("torch_compile", "torch_tensorrt")
+
+
+class _OutOfTimeError(BaseException):
+    """The end of a baseline's time; libraries catch an Exception."""
 
 
 @dataclass
@@ -42,17 +49,22 @@ class Baselines:
     left_out: dict[str, str] = field(default_factory=dict)
     settings: dict[str, str] = field(default_factory=dict)  # how they run
 
-    def bind(self, engine_case: Path, network_case: Path) -> dict[str, Contender]:
-        """Bind a contender per baseline.
+    def bind(self, engine_case: Path, network_case: Path, limit_s: float) -> dict[str, Contender]:
+        """Bind a contender per baseline, within ``limit_s``: compilers take minutes.
 
         After surgery, the network's inputs differ from the engine's.
         """
         contenders: dict[str, Contender] = {}
-        for name in tuple(self.running):
+        deadline = time.monotonic() + limit_s
+        late = _OutOfTimeError(
+            f"the {duration(limit_s)} to prepare baselines are used up: raise bench.budget"
+        )
+        for name in sorted(self.running, key=_COMPILED.__contains__):
             case = engine_case if name == ONNXRUNTIME else network_case
             try:
-                contenders[name] = self.running[name](load_case(case).inputs)
-            except Unavailable as reason:
+                with raised_after(deadline - time.monotonic(), late):
+                    contenders[name] = self.running[name](load_case(case).inputs)
+            except (Unavailable, _OutOfTimeError) as reason:
                 del self.running[name]
                 self.left_out[name] = str(reason)
         return contenders
@@ -176,29 +188,36 @@ def _changed_output(
 def _measure(
     job: Job, engine: TimedEngine, baselines: Baselines, timing: GpuTiming | None
 ) -> BenchResult:
-    """Time every case, again within the budget while the figures are noisy."""
+    """Time every case, again within its share of the budget while its figures are noisy.
+
+    A share is an equal part and what earlier cases have left; half of it may prepare baselines.
+    """
     bench = job.options["bench"]
     block_s = min(Pace.block_s, bench["duration"])
     pace = Pace(bench["duration"], bench["warmup"], bench["min_samples"], block_s)
     others = OtherLoad(engine.processes)
-    budget_s = bench["noise"]["budget"] if bench["noise"] else 0.0
+    asked, left_s = job.options["cases"], 0.0
     cases: dict[str, BenchCase] = {}
-    for case, dims in job.options["cases"].items():
+    for case, dims in asked.items():
         attempts: list[BenchCase] = []
+        share_s = left_s + bench["budget"] / len(asked)
+        end = time.monotonic() + share_s
         while True:
             begun = time.monotonic()
             golden = job.inputs[f"case.{case}"]
             bound = engine.bind(golden, timing)
-            bound |= baselines.bind(golden, job.inputs.get(f"network.case.{case}", golden))
+            network_case = job.inputs.get(f"network.case.{case}", golden)
+            bound |= baselines.bind(golden, network_case, share_s / 2)
+            limit_s = max(end - time.monotonic(), share_s / 2)
             again = ""
             if attempts:
-                rest = f"{budget_s:.0f} s of {bench['noise']['budget']:g} s left"
+                rest = f"{end - begun:.0f} s of {share_s:.0f} s left"
                 again = f", attempt {len(attempts) + 1}, {rest}: {attempts[-1]['noisy'][0]}"
             job.progress(f"timing case {case}{again}")
-            attempts.append(_measure_case(job, case, engine, bound, pace))
-            taken_s = time.monotonic() - begun
-            budget_s -= taken_s if len(attempts) > 1 else 0
-            if not attempts[-1]["noisy"] or taken_s > budget_s:
+            limited = replace(pace, limit_s=limit_s)
+            attempts.append(_measure_case(job, case, engine, bound, limited))
+            left_s, taken_s = max(end - time.monotonic(), 0.0), time.monotonic() - begun
+            if not attempts[-1]["noisy"] or taken_s > left_s:
                 break
         steadiest = min(attempts, key=lambda attempt: len(attempt["noisy"]))
         cases[case] = {"dims": dict(dims), **steadiest, "attempts": len(attempts)}
@@ -232,6 +251,11 @@ def _measure_case(
     figures[next(iter(figures))].update(cast(ContenderResult, facts))
     limits = job.options["bench"]["noise"]
     measured: BenchCase = {"batch": batch, "contenders": figures, "others_share": others_share}
+    taken_s = min(
+        sum(block.elapsed_ns + block.queued_ns for block in own) / 1e9 for own in blocks.values()
+    )
+    if taken_s < pace.duration_s:
+        measured["cut_to_s"] = taken_s
     if readings is not None:
         measured["gpu"] = readings.figures()
     measured["noisy"] = list(noise(case, measured, limits)) if limits else []

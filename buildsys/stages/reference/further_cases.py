@@ -5,14 +5,12 @@ The shape cases see four sizes and one set of values. A wrong branch between the
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from itertools import chain, islice
 from math import prod
-from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from buildsys.errors import StageError
 from buildsys.manifest.shape_cases import Dims, concrete_shape, format_case
@@ -23,6 +21,7 @@ from buildsys.onnx_graphs.tensors import Case
 from buildsys.stages.common.golden_check import uncompared_case
 from buildsys.stages.reference.original import Original, Tensors, golden_inputs, not_finite
 from buildsys.stages.reference.sizes import all_sizes, draw_sizes, sizes_with, within_budget
+from buildsys.system.processes import raised_after
 from buildsys.workers.job import Job
 
 if TYPE_CHECKING:
@@ -169,7 +168,8 @@ def special_cases(
 
     def answer(inputs: Tensors) -> tuple[Tensors, str]:
         try:
-            with _time_limit(limit_s) if original.module is not None else nullcontext():
+            # infinity makes some loops endless
+            with raised_after(limit_s, slow) if original.module is not None else nullcontext():
                 outputs = original.call(inputs, dims)
         except StageError as error:
             return {}, error.problem
@@ -180,6 +180,7 @@ def special_cases(
     if original.has_own_operators(inputs):  # which need not survive values out of range
         names -= _FAR_VALUES
     limit_s = _LEAST_LIMIT_S + _LONGER * (time.monotonic() - start)
+    slow = StageError(f"forward takes more than {limit_s:.0f} s")
     cases = value_cases(inputs, data, names)
     if "last-rows" in names and original.table_rows:
         last = last_rows(inputs, data, original.table_rows, lambda feeds: bool(answer(feeds)[0]))
@@ -196,19 +197,3 @@ def special_cases(
             doubts.append(uncompared_case(name, case_text, "its outputs are mostly rounding"))
         else:
             yield name, dims, original.case(feeds, outputs)
-
-
-@contextmanager
-def _time_limit(limit_s: float) -> Iterator[None]:
-    """Raise StageError in a block that takes longer, such as a loop that infinity never ends."""
-
-    def stop(_number: int, _frame: FrameType | None) -> NoReturn:
-        raise StageError(f"forward takes more than {limit_s:.0f} s")
-
-    previous = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, limit_s)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, previous)

@@ -222,7 +222,7 @@ def test_a_noisy_case_is_repeated_within_the_budget(
     found = iter([["a neighbor", "throttled"], ["a neighbor"], []])
     monkeypatch.setattr(bench, "noise", lambda *_: next(found))
     said: list[str] = []
-    result = benched(tmp_path, bench={"noise": {"budget": 60}}, said=said)
+    result = benched(tmp_path, bench={"noise": {}, "budget": 60}, said=said)
     assert (result.status, result.figures["noisy"]) == ("passed", [])
     assert result.figures["cases"]["opt"]["attempts"] == 3
     timing = [line for line in said if line.startswith("timing case")]
@@ -238,10 +238,23 @@ def test_a_case_that_stays_noisy_has_the_steadiest_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bench, "noise", lambda *_: ["a neighbor", "throttled"])
-    result = benched(tmp_path, bench={"noise": {"budget": 0}})
+    result = benched(tmp_path, bench={"noise": {}, "budget": 1e-3})
     assert (result.status, result.reason) == ("noisy", "a neighbor (and 1 more)")
     assert result.figures["cases"]["opt"]["noisy"] == ["a neighbor", "throttled"]
     assert result.figures["cases"]["opt"]["attempts"] == 1
+
+
+def test_what_the_budget_has_no_time_for_is_left_out_or_noisy(tmp_path: Path) -> None:
+    net = NET.replace("for _", "__import__('time').sleep(1)\n        for _")
+    steady = {"noise": {"other_load": None}, "duration": 5}
+    result = benched(tmp_path, net=net, bench={**steady, "budget": 0.6})
+    reason = "the 300 ms to prepare baselines are used up: raise bench.budget"
+    assert result.figures["left_out"] == {"torch": reason}
+    case = result.figures["cases"]["opt"]
+    assert 0 < case["cut_to_s"] < 1
+    assert case["contenders"]["engine"]["count"] >= QUICK["min_samples"]
+    assert (result.status, case["attempts"]) == ("noisy", 1)
+    assert "it was timed too briefly" in result.reason
 
 
 def test_without_an_engine_the_bench_is_unavailable(tmp_path: Path) -> None:

@@ -71,6 +71,13 @@ def test_a_measurement_lasts_until_every_contender_has_enough_samples() -> None:
     assert min(len(Samples.joined(taken).wall_ns) for taken in blocks.values()) >= 100
 
 
+def test_a_measurement_without_time_has_the_least_samples_of_every_contender() -> None:
+    bench = Bench(fast=1, slow=60)
+    samples = bench.measure(Pace(duration_s=10, warmup_s=0, min_samples=7, limit_s=0))
+    assert len(samples["slow"]) == 10, "two turns of five calls"
+    assert sum(samples["fast"]) < 1000 * MS
+
+
 def test_contenders_take_turns_and_the_order_is_reversed_every_round() -> None:
     bench = Bench(a=10, b=10)
     pace = Pace(0.4, 0, 1, block_s=0.1, block_runs=1, settle_s=0.02, settle_runs=1)

@@ -17,8 +17,15 @@ MANIFEST: dict[str, Any] = {
     "dims": {"batch": {"min": 1, "opt": 4, "max": 8}},
     "engines": [ORT, CUDA, TRT],
 }
-NOISE = {"budget": 60.0, "interval": 0.05, "other_load": 0.1, "throttling": 0.0}
-PACE = {"duration": 3.0, "warmup": 0.2, "min_samples": 10, "noise": NOISE, "cold_start": 3}
+NOISE = {"interval": 0.05, "other_load": 0.1, "throttling": 0.0}
+PACE = {
+    "duration": 3.0,
+    "warmup": 0.2,
+    "min_samples": 10,
+    "budget": 90.0,
+    "noise": NOISE,
+    "cold_start": 3,
+}
 
 
 def plan(**bench: Any) -> dict[str, Action]:
