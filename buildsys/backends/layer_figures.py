@@ -30,6 +30,14 @@ def layer_facts(kinds: Iterable[str], dtypes: Iterable[str], source: str) -> Fig
     return facts
 
 
+def int8_layers(in_int8: Iterable[bool], options: Options) -> Figures:
+    """Count the convolutions and matrix products in int8, of int8 engines and those with any."""
+    layers = [*in_int8]
+    if not layers or (options["precision"] != "int8" and not any(layers)):
+        return {}
+    return {"int8_layers": {"int8": sum(layers), "all": len(layers)}}
+
+
 def profiled_runs() -> Iterator[int]:
     """Yield the numbers of the runs of a profile: up to 20 in half a second, at least two."""
     began = time.monotonic()

@@ -25,7 +25,7 @@ from buildsys.cli.command import (
     unknown_name,
 )
 from buildsys.cli.commands.init import default_engines, preset_text, write_project
-from buildsys.cli.commands.new import ENGINES, flow, read_source, write_manifest
+from buildsys.cli.commands.new import flow, read_source, write_manifest
 from buildsys.cli.engine_checks import required_checks
 from buildsys.cli.session import BuildSession
 from buildsys.cli.sources import LIBRARIES, SUFFIXES
@@ -173,8 +173,9 @@ class _OneShot:
         self._propose()
         manifest = _with_data(self._proposal.read_text(encoding="utf-8"), self._data)
         section = "calibration: {}  # with the data of the inputs\n" if self._data else ""
-        engines = f"[{', '.join(self._engines)}]" if self._engines else ENGINES
-        text = manifest.replace(f"engines: {ENGINES}\n", f"{section}engines: {engines}\n").encode()
+        head, _, proposed = manifest.rpartition("\nengines: ")
+        engines = f"[{', '.join(self._engines)}]" if self._engines else proposed.strip()
+        text = f"{head}\n{section}engines: {engines}\n".encode()
         _write(self._manifest, text)
         project = load_models(self._project)
         project.require_all()

@@ -35,6 +35,11 @@ def full_name(engine: Mapping[str, Any]) -> str:
     return f"{_PREFIX}{base}" if is_auto(engine) else base
 
 
+def has_quantizers(spec: Mapping[str, Any]) -> bool:
+    """Check if the manifest says that the network has its own quantizers."""
+    return bool(spec.get("quantize", {}).get("tool") == "source")
+
+
 def implementations(operator: Mapping[str, Any], backend: str) -> dict[str, Any]:
     """Select a backend's implementations of a custom operator, preferred kind first."""
     values = {kind: operator.get(kind) for kind in describe_backend(backend).operator_kinds}

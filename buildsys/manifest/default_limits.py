@@ -18,6 +18,9 @@ DEFAULT_LIMITS: Mapping[str, Mapping[str, float]] = {
     "int8": {"rtol": 3e-1, "cosine": 0.98},
     "fp8": {"rtol": 3e-1, "cosine": 0.98},
     "int4": {"rtol": 3e-1, "cosine": 0.98},
+    # all graphs and engines of a network with its own quantizers: values fall on either side of a
+    # rounding edge, by one step of 255 in each layer (untrained resnet18: 0.07)
+    "quantized": {"rtol": 1e-1, "cosine": 0.995},
 }
 _AGREEMENT = ("spread_error", "correlation", "slope", "channel_error", "class_agreement")
 _INT8 = dict(zip(_AGREEMENT, (0.2, 0.98, 0.1, 0.5, 0.97), strict=True))
@@ -31,6 +34,7 @@ AGREEMENT_LIMITS: Mapping[str, Mapping[str, float]] = {
     "int8": _INT8,
     "fp8": _INT8,
     "int4": _INT8,
+    "quantized": _INT8,
 }
 _EPS = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 _ROUNDINGS = 16 / 2  # eps of 256 operations in a row
@@ -41,8 +45,10 @@ def effective_limits(
 ) -> dict[str, float | None]:
     """Complete the limits of the manifest by defaults.
 
-    ``kind`` is ``validate`` or an engine's precision, ``float_type`` the type of most weights.
+    ``kind`` is ``validate`` or an engine's precision, ``float_type`` the type of most weights, or
+    int8 of a network with quantizers.
     """
+    kind = "quantized" if float_type == "int8" else kind
     rounding, least = _ROUNDINGS * _EPS.get(float_type, 0.0), DEFAULT_LIMITS[kind]
     # the cosine of an output in which every element differs by ``rounding``
     cosine = min(least["cosine"], 1 - rounding**2 / 2)

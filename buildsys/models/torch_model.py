@@ -5,6 +5,7 @@ Inputs go to ``forward`` in the manifest's order, those with ``keyword`` by that
 ``{text: …}`` a string.
 """
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.nn.parameter import is_lazy
 
 from buildsys.errors import StageError
@@ -25,6 +26,7 @@ from buildsys.models.sources.source_module import GPU, make_module, needs_gpu
 from buildsys.models.user_code import reraise_as_stage_error
 from buildsys.onnx_graphs.tensors import BIT_DTYPES, NATIVE_DTYPES, Array, Tensor, tensor_of
 
+_QUANTIZER = re.compile(r"FakeQuant|\b(fake_)?quantize_(per|affine)")
 _TORCH_NAMES = {
     **{name: name for name in (*NATIVE_DTYPES, "bfloat16")},
     "float8e4m3fn": "float8_e4m3fn",
@@ -143,7 +145,11 @@ def make_network(options: Mapping[str, Any], project: Path) -> Network:
 
 
 def main_float_type(module: nn.Module) -> str:
-    """Find the float type of most weights; empty without weights."""
+    """Find the float type of most weights, int8 if values are quantized; empty without weights."""
+    for layer in module.modules():
+        nodes = layer.graph.nodes if isinstance(layer, fx.GraphModule) else ()
+        if any(map(_QUANTIZER.search, (type(layer).__name__, *(str(n.target) for n in nodes)))):
+            return "int8"
     counts: Counter[str] = Counter()
     for tensor in (*module.parameters(), *module.buffers()):
         if tensor.is_floating_point():

@@ -25,6 +25,7 @@ from buildsys.onnx_graphs.onnx_file import (
     subgraphs,
     tensors_of,
 )
+from buildsys.onnx_graphs.quantizers import quantizers
 
 DTYPES = {"fp16": "float16", "bf16": "bfloat16"}  # precision -> type
 ELEM_TYPES = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
@@ -98,7 +99,9 @@ def narrowest_float(model: ModelProto) -> str:
 
 
 def main_float_type(model: ModelProto) -> str:
-    """Find the float type of most weights; empty without weights."""
+    """Find the float type of most weights, int8 if values are quantized; empty without weights."""
+    if any(node.op_type != "DequantizeLinear" for node in quantizers(model)):
+        return "int8"
     counts: Counter[int] = Counter()
     for tensor in tensors_of(model):
         counts[tensor.data_type] += prod(tensor.dims)

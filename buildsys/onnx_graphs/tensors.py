@@ -98,7 +98,7 @@ class Case:
 
     inputs: Mapping[str, Tensor]
     outputs: Mapping[str, Tensor]
-    float_type: str = "float32"  # the type of most weights
+    float_type: str = "float32"  # the type of most weights; int8 of a network with quantizers
     alternatives: Mapping[str, Array] = field(default_factory=dict)
 
 
@@ -164,7 +164,7 @@ def _named_tensors(case: Case) -> dict[str, Tensor]:
     named = {f"in.{name}": tensor for name, tensor in case.inputs.items()}
     named.update((f"out.{name}", tensor) for name, tensor in case.outputs.items())
     named.update((f"alt.{name}", tensor_of(rows)) for name, rows in case.alternatives.items())
-    if case.float_type in ("float16", "bfloat16"):
+    if case.float_type in ("float16", "bfloat16", "int8"):
         named[_FLOAT_TYPE] = tensor_of(np.array(case.float_type))
     return named
 

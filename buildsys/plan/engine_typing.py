@@ -11,7 +11,12 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from buildsys.manifest.backend_choices import QUANTIZED, base_precision, is_auto
+from buildsys.manifest.backend_choices import (
+    QUANTIZED,
+    base_precision,
+    has_quantizers,
+    is_auto,
+)
 from buildsys.plan.action import ToolchainRef
 
 EngineSpec = Mapping[str, Any]
@@ -39,6 +44,8 @@ def toolchain_of(spec: Mapping[str, Any], engine: EngineSpec) -> ToolchainRef | 
 def decide_engine(spec: Mapping[str, Any], engine: EngineSpec, version_of: VersionOf) -> EngineSpec:
     """Decide precision, typing and quantization of an engine.
 
+    int8 engines of quantized networks are ``quantized``: they are built from the graph as it is.
+
     Engines with ``auto``, and those of networks defined by hand, have quantizers in the graph: a
     search cannot foresee a builder's own ranges. Few nodes in the precision are a result of the
     search, not a failure of the builder. ``quantization`` stays only if it differs from the default
@@ -46,7 +53,11 @@ def decide_engine(spec: Mapping[str, Any], engine: EngineSpec, version_of: Versi
     """
     precision = base_precision(engine)
     decided = {**engine, "precision": precision}
-    quantized_in_graph: tuple[str, ...] = QUANTIZED if "tensorrt" in (spec["source"] or {}) else ()
+    is_quantized = has_quantizers(spec) and precision == _CALIBRATED
+    is_defined = "tensorrt" in (spec["source"] or {})
+    quantized_in_graph: tuple[str, ...] = QUANTIZED if is_defined or is_quantized else ()
+    if is_quantized:
+        decided["quantized"] = True
     if is_auto(engine):
         quantized_in_graph = (_CALIBRATED,)
         decided["auto"] = True

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, Literal
 
-from buildsys.manifest.backend_choices import QUANTIZED
+from buildsys.manifest.backend_choices import QUANTIZED, has_quantizers
 from buildsys.manifest.shape_cases import Dims
 from buildsys.plan.action import RESULT, Action, FileRef, needs_of
 from buildsys.plan.custom_operators import NO_OPERATORS, CustomOperators, PlannedOperator
@@ -263,7 +263,7 @@ class EnginePlan:
     @property
     def needs_ranges(self) -> bool:
         """True if its graph has quantizers."""
-        has_own = self.quantizes_weights or self.model.definition
+        has_own = self.quantizes_weights or self.model.definition or self.spec.get("quantized")
         return self.precision in QUANTIZED and not has_own
 
     @cached_property
@@ -284,7 +284,7 @@ class EnginePlan:
             limits = self.model.spec["verify"][self.precision]
             names = self.model.name, self._own_variant, self.precision, limits
             return PlannedConversion(*names, without_calibration=self.without_calibration)
-        if not self._reads_types or self.precision == FULL_PRECISION:
+        if not self._reads_types or self.precision == FULL_PRECISION or "quantized" in self.spec:
             return None
         return self.search or self.model.conversion(self.precision)
 
@@ -364,6 +364,8 @@ class EnginePlan:
         precision: str = self.model.spec["bench"]["baseline_precision"]
         if precision != "auto":
             return precision
+        if has_quantizers(self.model.spec):
+            return FULL_PRECISION
         own = self.precision if self.precision in _BASELINE_PRECISIONS else "fp16"
         return own if self.on_gpu else FULL_PRECISION
 

@@ -167,6 +167,8 @@ def _shape_range(shapes: Mapping[str, list[int]]) -> str:
 
 def executed_precision(engine: EngineResult) -> str:
     """List the recorded types of an engine's layers, or ""."""
+    if counts := engine.get("int8_layers"):
+        return f"int8: {counts['int8']} of {q.plural(counts['all'], 'layer')}"
     shares = engine.get("precision_shares", {}).get("layers", {})
     of = "network" if engine.get("precision_of") == "network" else "layers"
     return f"{of} {q.shares(shares, _SHOWN_TYPES)}" if shares else ""

@@ -89,11 +89,17 @@ def test_the_examples_of_the_manifest_have_existing_fields() -> None:
         assert [] in errors, f"{example}: {min(errors, key=len)[0].message}"
 
 
-@pytest.mark.parametrize("precision", [kind for kind in DEFAULT_LIMITS if kind != "validate"])
+@pytest.mark.parametrize("precision", sorted(DEFAULT_LIMITS.keys() - {"validate", "quantized"}))
 def test_the_default_limits_are_documented(precision: str) -> None:
     row = next(line for line in FIELDS_PAGE.splitlines() if line.startswith(f"| `{precision}` |"))
     limits = ", ".join(f"{name} {limit:g}" for name, limit in DEFAULT_LIMITS[precision].items())
     assert limits in row
+
+
+def test_the_limits_of_quantized_networks_are_documented() -> None:
+    limits = DEFAULT_LIMITS["quantized"]
+    assert f"`rtol` {limits['rtol']:g}, `cosine` {limits['cosine']:g}" in PRECISION_PAGE
+    assert AGREEMENT_LIMITS["quantized"] == AGREEMENT_LIMITS["int8"]
 
 
 def test_the_limits_of_agreement_are_documented() -> None:

@@ -18,6 +18,7 @@ import torch
 
 from buildsys.backends.captured_program import load_captured, one_sentence
 from buildsys.backends.declared_ports import check_inputs, ports_of
+from buildsys.backends.executorch.description import DESCRIPTION
 from buildsys.backends.interface import (
     BuildRequest,
     Figures,
@@ -128,7 +129,7 @@ def lower(request: BuildRequest) -> tuple[bytes, Counter[str], Counter[str], int
     from executorch.exir import to_edge_transform_and_lower
 
     program, ports = load_captured(request, "ExecuTorch")
-    if request.options["precision"] == "int8":
+    if DESCRIPTION.quantizes(request.options):
         program = quantize(program, ports, request)
     partitioners = []
     if request.options["delegate"] == "xnnpack":

@@ -14,8 +14,8 @@ class _ExecuTorch(BackendDescription):
         return ("torch", *(("torchao",) if self.quantizes(options) else ()))
 
     def quantizes(self, options: Mapping[str, Any]) -> bool:
-        """Check for int8: the captured program is quantized."""
-        return bool(options["precision"] == "int8")
+        """Check for int8: the captured program is quantized, unless it has quantizers."""
+        return bool(options["precision"] == "int8" and not options.get("quantized"))
 
     def reasons(self, record: Record, here: str) -> Iterator[Reason]:
         from buildsys.system.compatibility import older_library  # slow

@@ -143,7 +143,7 @@ def describe(engine: Path, options: Options, operators: tuple[OperatorUse, ...] 
     """Describe operators, types and tensors of the optimized graph."""
     from buildsys.backends.onnxruntime.graphs import graph_facts  # needs onnx
 
-    return graph_facts(engine)
+    return graph_facts(engine, options)
 
 
 def load(engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()) -> OrtGraph:

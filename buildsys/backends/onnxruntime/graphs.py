@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
 from buildsys.backends.interface import Figures, Options, UnsupportedNode
-from buildsys.backends.layer_figures import shares, slowest
+from buildsys.backends.layer_figures import int8_layers, shares, slowest
 from buildsys.backends.onnxruntime.execution_providers import provider_name
 from buildsys.errors import CheckFailed
 from buildsys.onnx_graphs.graph_reader import read_graph
@@ -120,7 +120,18 @@ def _nodes(nodes: Any) -> Iterator[tuple[int, Any]]:
             yield from ((index, inner) for _, inner in _nodes(body.node))
 
 
-def graph_facts(model_file: Path) -> Figures:
+# convolutions and matrix products, by what they compute with
+_INT8_LAYERS = frozenset((
+    "ConvInteger", "DynamicQuantizeMatMul", "MatMulInteger", "MatMulIntegerToFloat", "QAttention",
+    "QGemm", "QLinearConv", "QLinearMatMul",
+))  # fmt: skip
+_FLOAT_LAYERS = frozenset((
+    "Attention", "Conv", "ConvTranspose", "FusedConv", "FusedGemm", "FusedMatMul", "Gemm", "MatMul",
+    "NhwcFusedConv",
+))  # fmt: skip
+
+
+def graph_facts(model_file: Path, options: Options) -> Figures:
     """Collect a graph's tensors, operators, and shares of types."""
     model = read_graph(model_file)
     nodes = Counter(
@@ -138,6 +149,8 @@ def graph_facts(model_file: Path) -> Figures:
         dtype = types.get(node.output[0]) or next(input_types, 0)
         types.update({name: dtype for name in node.output if name not in types})
         by_type[_type_name(dtype)] += 1
+    kinds = (node.op_type for node in model.graph.node)
+    layers = [kind for kind in kinds if kind in _INT8_LAYERS | _FLOAT_LAYERS]
     inputs, outputs = ports(model)
     for port in (*inputs, *outputs):
         port["shape"] = ["?" if size is None else size for size in port["shape"] or ()]
@@ -146,6 +159,7 @@ def graph_facts(model_file: Path) -> Figures:
         "outputs": outputs,
         "layers": dict(sorted(nodes.items())),
         "precision_shares": {"layers": shares(by_type), "weights": shares(weights)},
+        **int8_layers((kind in _INT8_LAYERS for kind in layers), options),
     }
 
 

@@ -27,7 +27,7 @@ from buildsys.backends.interface import (
     read_batches,
 )
 from buildsys.backends.layer_figures import check_precision, profiled_runs
-from buildsys.backends.openvino.description import BLOB
+from buildsys.backends.openvino.description import BLOB, DESCRIPTION
 from buildsys.backends.openvino.session import (
     OpenVinoSession,
     call,
@@ -86,7 +86,7 @@ def build(request: BuildRequest) -> Figures:
             port_of(port)  # refuses types that cannot be passed
         shapes = {name: _bounded_shape(request, name) for name in request.inputs}
         call("cannot take the shapes of the inputs", lambda: model.reshape(shapes))
-        if options["precision"] == "int8" and not options.get("auto"):  # else it has quantizers
+        if DESCRIPTION.quantizes(options):
             model = quantize(model, request)
         # weights of an fp16 engine are rounded anyway; after a search, the graph has their types
         halved = options["precision"] == "fp16" and not options.get("auto")
@@ -110,7 +110,7 @@ def build(request: BuildRequest) -> Figures:
 
 def describe(engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()) -> Figures:
     """Describe the executed layers and their types."""
-    facts = precision_facts(_compiled(engine, options))
+    facts = precision_facts(_compiled(engine, options), options)
     hint = "lower precision_share to accept this engine (docs/manifest.md, engines)"
     check_precision(facts, options, hint)
     return facts

@@ -23,8 +23,9 @@ class _OpenVino(BackendDescription):
         return "OpenVINO's compiled models have generated names" if options.get("compiled") else ""
 
     def quantizes(self, options: Mapping[str, Any]) -> bool:
-        """Check for int8: NNCF quantizes the float32 graph, unless a search has done so."""
-        return bool(options["precision"] == "int8" and not options.get("auto"))
+        """Check for int8: NNCF quantizes the float32 graph, unless it has quantizers."""
+        has_own = options.get("auto") or options.get("quantized")
+        return bool(options["precision"] == "int8" and not has_own)
 
     def auto_precisions(self, options: Mapping[str, Any]) -> tuple[str, ...]:
         """List bf16 first: it needs no calibration data."""

@@ -12,7 +12,7 @@ import numpy as np
 import openvino as ov
 
 from buildsys.backends.interface import Figures, Options, Port, Profiles, Run, required_input
-from buildsys.backends.layer_figures import layer_facts, slowest
+from buildsys.backends.layer_figures import int8_layers, layer_facts, slowest
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Tensor, tensor_of
 from buildsys.system.cpu import usable_cores
@@ -165,15 +165,18 @@ _COMPUTES_NOTHING = frozenset((
     "Input", "Output", "Parameter", "Result", "Constant", "Const", "Reorder", "Reshape", "Convert",
     "ShapeOf", "Shapeof", "MemoryInput", "MemoryOutput", "Broadcast", "Squeeze", "Unsqueeze",
 ))  # fmt: skip
+_HEAVY = ("Convolution", "Deconvolution", "FullyConnected", "GroupConvolution", "MatMul")
 _INT8 = ("int8", "uint8")
 _MOST_NODES = 50
 
 
-def precision_facts(compiled: ov.CompiledModel) -> Figures:
+def precision_facts(compiled: ov.CompiledModel, options: Options) -> Figures:
     """Collect the executed layers by kind, and the share of each type."""
     layers = list(executed_layers(compiled))
     dtypes = (dtype for _, kind, dtype, _ in layers if kind not in _COMPUTES_NOTHING)
-    return layer_facts((kind for _, kind, _, _ in layers), dtypes, "engine")
+    heavy = (dtype == "int8" for _, kind, dtype, _ in layers if kind in _HEAVY)
+    facts = layer_facts((kind for _, kind, _, _ in layers), dtypes, "engine")
+    return {**facts, **int8_layers(heavy, options)}
 
 
 def layers_by_time(

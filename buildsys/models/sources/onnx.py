@@ -13,6 +13,7 @@ from onnx import TensorProto
 from buildsys.errors import StageError
 from buildsys.models.user_code import load_callable, project_file, reraise_as_stage_error
 from buildsys.onnx_graphs.onnx_file import load_model, refuse_expansion, tensors_of
+from buildsys.onnx_graphs.quantizers import check_scales
 from buildsys.system.user_modules import split_reference
 
 
@@ -25,7 +26,9 @@ def load_onnx(
     """
     name = source["onnx"]
     if not is_callable(source):
-        return load_model(project_file(name, project), external_data=external_data)
+        model = load_model(project_file(name, project), external_data=external_data)
+        check_scales(model, name)
+        return model
     random.seed(source["seed"])
     np.random.seed(source["seed"] % 2**32)
     make = load_callable(name, project)
@@ -42,6 +45,7 @@ def load_onnx(
             "load them: onnx.external_data_helper.load_external_data_for_model(model, FOLDER)",
         )
     refuse_expansion(model, name)
+    check_scales(model, name)
     return model
 
 

@@ -16,6 +16,8 @@ from buildsys.models.golden_inputs import (
     values_from_callable,
 )
 from buildsys.models.images import find_images, read_images
+from buildsys.onnx_graphs.onnx_file import load_model
+from buildsys.onnx_graphs.quantizers import refuse_quantized
 from buildsys.onnx_graphs.tensors import Array, Tensor, tensor_of, write_array
 from buildsys.stages.calibrate.ranges import measure
 from buildsys.stages.common.intermediate_tensors import IntermediateTensors
@@ -34,6 +36,7 @@ def run(job: Job) -> StageResult:
     Raises: StageError: the data does not match the inputs or is not finite, or a tensor is NaN.
     """
     options, file = job.options["calibration"], job.outputs["batches"]
+    refuse_quantized(load_model(job.inputs["model"], external_data=False), "int8")
     dtypes = {name: port["dtype"] for name, port in job.options["inputs"].items()}
     job.progress(f"drawing {options['batches']} calibration batches")
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:

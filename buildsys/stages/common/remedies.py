@@ -63,9 +63,19 @@ def registration_remedies(operator: str, exporter: str, opset: int) -> list[Reme
     return [*remedies, Remedy("registration", text, (yaml,))]
 
 
+_QUANTIZERS = Remedy(
+    "quantizers",
+    "quantize the network with pairs of QuantizeLinear and DequantizeLinear, zero points of 0 and"
+    " biases in float32, as quantize_static of ONNX Runtime does with QuantFormat.QDQ, int8 and"
+    " extra_options={'ActivationSymmetric': True, 'QuantizeBias': False}",
+)
+
+
 def refusal_remedies(operator: OnnxOperator, backend: str) -> list[Remedy]:
     """List remedies for an operator of the graph rejected by ``backend``."""
     name, op = _file_name(operator.name), operator.qualified
+    if operator.name.startswith(("QLinear", "QGemm", "QuantizeLinear", "DequantizeLinear")):
+        return [_QUANTIZERS]
     function = f'function: "plugins/ops/{name}.py:{name}"'
     if not operator.is_custom:
         text = "replace it by supported operators in a hook"

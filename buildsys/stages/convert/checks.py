@@ -8,6 +8,7 @@ from buildsys.manifest.value_ranges import data_problem
 from buildsys.manifest.value_tree import FieldPath
 from buildsys.manifest.view import ManifestView, shapes_after_surgery
 
+_OF_QUANTIZERS = "int8"  # the precision of a network with quantizers
 _EXAMPLE = "{images: data/calibration}"
 
 
@@ -18,6 +19,10 @@ def problems(view: ManifestView) -> Problems:
         yield view.problem(("convert", "exclude"), text, "remove it, or use tool: builtin")
     if view.is_defined:  # it has its own quantizers
         return
+    if view.get("quantize", "tool") == "source":
+        for path, engine in view.maps("engines", ...):
+            yield from _of_quantized_network(view, path, engine)
+        return
     for path, engine in view.maps("engines", ...):
         calibrated = engine.get("quantization") == "implicit" and int8_layers(engine)
         is_static = engine.get("quantization") != "dynamic"
@@ -25,6 +30,18 @@ def problems(view: ManifestView) -> Problems:
             yield from _calibration_use(view, path, engine)
     if view.get("calibration") is not None:
         yield from _calibration(view, shapes_after_surgery(view))
+
+
+def _of_quantized_network(view: ManifestView, path: FieldPath, engine: dict[str, Any]) -> Problems:
+    """Yield conversions of a network with its own quantizers, which engines take as they are."""
+    precision = str(engine.get("precision", "fp32"))
+    if precision not in ("fp32", _OF_QUANTIZERS):
+        text = f"the network has its own quantizers, which cannot be converted to {precision}"
+        hint = "use precision: int8, or the network before its quantization"
+        yield view.problem(view.place_of(path, "precision"), text, hint)
+    if (chosen := engine.get("quantization")) in ("dynamic", "implicit"):
+        text = f"the network has its own quantizers, and {chosen} ones would be others"
+        yield view.problem(view.place_of(path, "quantization"), text, "remove it", of_key=True)
 
 
 def _calibration_use(view: ManifestView, path: FieldPath, engine: dict[str, Any]) -> Problems:
@@ -39,6 +56,8 @@ def _calibration_use(view: ManifestView, path: FieldPath, engine: dict[str, Any]
         what = f"the {kind} engine {engine.get('name', '')}".rstrip()
         text = f"{what} needs calibration data, but this model has no section calibration"
         hint = f"add calibration: {{data: {{{next(iter(view.map('inputs')), 'x')}: {_EXAMPLE}}}}}"
+        if precision == _OF_QUANTIZERS:
+            hint += ", or quantize: {tool: source} if the network has its own quantizers"
         yield view.problem(view.place_of(path, field), text, hint)
     chosen = engine.get("quantization", "auto")
     is_weak = chosen == "auto" and engine.get("typing") == "weak" and not is_auto(engine)

@@ -29,8 +29,8 @@ class ConvertSpec(Spec):
 class QuantizeSpec(Spec):
     """Insertion of quantizers into a graph."""
 
-    tool: Literal["builtin", "modelopt"] | None = None
-    """Default: builtin; modelopt is NVIDIA's."""
+    tool: Literal["builtin", "modelopt", "source"] | None = None
+    """Default: builtin; modelopt is NVIDIA's; source: the network has its own quantizers."""
     per_channel: bool = Field(True, description="One scale per output channel of a weight.")
     operators: tuple[QuantizedOperator, ...] = Field(
         ("Conv", "ConvTranspose", "Gemm", "MatMul"),

@@ -23,6 +23,7 @@ from buildsys.onnx_graphs.onnx_file import (
     opsets,
     save_model,
 )
+from buildsys.onnx_graphs.quantizers import refuse_quantized
 from buildsys.onnx_graphs.tensor_comparison import DIFFER
 from buildsys.onnx_graphs.tensor_types import DTYPES, emulate
 from buildsys.onnx_graphs.tensors import Case
@@ -68,6 +69,8 @@ def run(job: Job) -> StageResult:
         result: StageResult = import_module("buildsys.stages.convert.lowered").run(job)
         return result
     precision, in_fp32 = job.options["precision"], read_kept_nodes(job.inputs.get("nodes"))
+    if precision != "fp32":  # which is fused only
+        refuse_quantized(load_model(job.inputs["model"], external_data=False), precision)
     if in_fp32.all:
         # with any node in the precision the graph exceeds the limits
         warning = f"all nodes stay in fp32: no choice of nodes in {precision} is within the limits"

@@ -31,6 +31,7 @@ class EngineResult(ResultHeader, total=False):
     layers: dict[str, int]  # by kind
     engine_layers: dict[str, int]
     precision_shares: dict[str, dict[str, float]]  # of layers, time, weights: type -> share
+    int8_layers: dict[str, int]  # int8, all: convolutions and matrix products, if one is in int8
     slowest_layers: list[SlowLayer]  # only TensorRT; bench times the layers of ONNX Runtime
     layer_nodes: list[SlowLayer]  # only TensorRT: all layers with all their nodes
     source_nodes: dict[str, list[str]]  # changed node of the engine -> nodes of the ONNX graph

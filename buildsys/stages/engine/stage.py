@@ -23,6 +23,7 @@ from buildsys.backends.interface import (
 from buildsys.errors import StageError, Unavailable
 from buildsys.manifest.exports import OTHER_EXPORTS
 from buildsys.models.user_code import located
+from buildsys.onnx_graphs.graph_reader import read_graph
 from buildsys.stages.common.remedies import explain_refusal
 from buildsys.stages.operators.implementation import implementation_of
 from buildsys.stages.search.result import read_kept_nodes
@@ -64,6 +65,7 @@ def _build(job: Job, backend: Backend) -> Figures:
     options, clock = job.options["engine"], time.perf_counter
     started = clock()
     implementation = implementation_of(job, options["backend"])
+    _check_quantizers(job)
     with TemporaryDirectory(dir=job.outputs["engine"].parent) as folder:
         program = job.inputs.get("program", Path())
         graph = program
@@ -133,6 +135,27 @@ def _build(job: Job, backend: Backend) -> Figures:
             "built_with": built_with(options["backend"], device),
             "device": device,
         }
+
+
+def _check_quantizers(job: Job) -> None:
+    """Refuse an own precision for a quantized graph, and a graph without the expected quantizers.
+
+    Raises: StageError: either of them.
+    """
+    options = job.options["engine"]
+    if "model" not in job.inputs or options["precision"] not in ("int8", "fp16", "bf16"):
+        return
+    try:
+        graph = read_graph(job.inputs["model"])
+    except Unavailable:  # this interpreter has no onnx
+        return
+    from buildsys.onnx_graphs.quantizers import quantizers, refuse_quantized
+
+    if options["precision"] != "int8":
+        refuse_quantized(graph, options["precision"])
+    elif options.get("quantized") and not quantizers(graph):
+        problem = "the network has no quantizers, though quantize.tool is source"
+        raise StageError(problem, "remove it, and add a section calibration")
 
 
 def _optional_figures(job: Job, request: BuildRequest) -> Figures:

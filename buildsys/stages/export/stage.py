@@ -31,6 +31,7 @@ from buildsys.onnx_graphs.onnx_file import (
     ports,
     save_model,
 )
+from buildsys.onnx_graphs.quantizers import check_scales
 from buildsys.onnx_graphs.random_nodes import random_nodes, refuse_random
 from buildsys.onnx_graphs.result_types import Doubt
 from buildsys.onnx_graphs.tensor_names import sort_nodes
@@ -69,6 +70,7 @@ def run(job: Job) -> StageResult:
         model, figures = _read_file(job, warnings)
     else:
         model, figures = _export_network(job, warnings, trained)
+        check_scales(model, "the exported graph")
     if "functions" in job.inputs:
         warnings += add_functions(model, load_model(job.inputs["functions"]))
     origins = node_origins(model, job.project)

@@ -160,7 +160,7 @@ def special_cases(
     is_narrow = original.float_type in ("float16", "bfloat16")
     if is_narrow:
         names -= _NOT_FINITE | {"small", "large", "huge"}
-    if original.quantizes:
+    if original.float_type == "int8":  # NaN then becomes any integer
         names -= {"nan"}
     if not names:
         return

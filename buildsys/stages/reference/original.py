@@ -40,11 +40,10 @@ class Original(NamedTuple):
 
     call: Callable[[Tensors, Dims], Tensors]  # golden inputs, dimensions -> outputs
     weights: str  # their origin
-    float_type: str  # the type of most weights
+    float_type: str  # the type of most weights; int8 if it has quantizers
     network: Network | None = None  # of PyTorch
     unconverted: ModelProto | None = None  # an ONNX file before the conversion of its opset
     table_rows: Collection[int] = ()  # sizes of tables that are read by index
-    quantizes: bool = False  # NaN then becomes any integer
 
     @property
     def module(self) -> nn.Module | None:
@@ -190,12 +189,7 @@ def _onnx_model(job: Job) -> Original:
     )
     from buildsys.backends.onnxruntime.session import OrtGraph
     from buildsys.models.sources.onnx import is_callable, load_onnx
-    from buildsys.onnx_graphs.onnx_file import (
-        gathered_rows,
-        load_model,
-        operator_counts,
-        save_model,
-    )
+    from buildsys.onnx_graphs.onnx_file import gathered_rows, load_model, save_model
     from buildsys.onnx_graphs.tensor_types import emulate, float_types, main_float_type
     from buildsys.stages.operators.local_functions import add_functions
 
@@ -231,7 +225,6 @@ def _onnx_model(job: Job) -> Original:
         main_float_type(header),
         unconverted=unconverted,
         table_rows=gathered_rows(header),
-        quantizes=any("QuantizeLinear" in name for name in operator_counts(header)),
     )
 
 

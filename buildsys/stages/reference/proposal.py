@@ -40,6 +40,7 @@ class Model(NamedTuple):
     source: Mapping[str, Any]
     is_guessed: bool = False
     training: Training | None = None  # if it is known
+    has_quantizers: bool = False
 
 
 class Trial(NamedTuple):
@@ -77,6 +78,7 @@ def run(job: Job) -> StageResult:
             if model.training:
                 model.training.add_to(figures)
             facts = {"call": candidate.call, "source": model.source, "guessed": model.is_guessed}
+            facts["has_quantizers"] = model.has_quantizers
             return StageResult(figures={**figures, **facts})
     if problem is None:
         raise StageError("nothing is known about the inputs of the network", _HINT)
@@ -209,7 +211,10 @@ def _onnx(job: Job, source: Mapping[str, Any]) -> Model:
         raise StageError(problem, f"its inputs: {', '.join(inputs)}")
     if not inputs:
         raise StageError(f"{name} has no inputs", "its outputs are constants; use another graph")
-    return Model(lambda _, values: original.call(values, {}), [Candidate(inputs)], source)
+    return Model(
+        lambda _, values: original.call(values, {}), [Candidate(inputs)], source,
+        has_quantizers=original.float_type == "int8",
+    )  # fmt: skip
 
 
 def _word(text: str) -> str:
@@ -224,7 +229,7 @@ def _network(job: Job, source: Mapping[str, Any]) -> Model:
     from buildsys.models.outputs import name_outputs
     from buildsys.models.sources.python import ReturnsOnnxModel
     from buildsys.models.sources.source_module import make_module, needs_gpu
-    from buildsys.models.torch_model import Network, from_torch, to_torch
+    from buildsys.models.torch_model import Network, from_torch, main_float_type, to_torch
 
     try:
         made = make_module(source, job.project)
@@ -254,7 +259,8 @@ def _network(job: Job, source: Mapping[str, Any]) -> Model:
     is_guessed = not described and made.program is None
     training = training_of(source["torchvision"]) if "torchvision" in source else None
     candidates = likely_inputs(made, described, training and training.size)
-    return Model(run, candidates, source, is_guessed, training)
+    has_quantizers = main_float_type(made.module) == "int8"
+    return Model(run, candidates, source, is_guessed, training, has_quantizers)
 
 
 def _completed(source: Mapping[str, Any], job: Job) -> dict[str, Any]:

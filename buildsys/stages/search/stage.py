@@ -20,6 +20,7 @@ from buildsys.manifest.default_limits import effective_limits
 from buildsys.onnx_graphs.inspection.describe import macs_per_node
 from buildsys.onnx_graphs.inspection.graph import plain_model
 from buildsys.onnx_graphs.opset_changes import raise_opset
+from buildsys.onnx_graphs.quantizers import refuse_quantized
 from buildsys.onnx_graphs.tensor_types import DTYPES, emulate
 from buildsys.onnx_graphs.tensors import Case
 from buildsys.stages.common.golden_check import (
@@ -166,6 +167,7 @@ class Trials:
         options = job.options["quantize"] if self._is_quantized else job.options
         self.exclude = list(options.get("exclude", ()))  # the patterns of the manifest
         self.original = load_named_model(job.inputs["model"])
+        refuse_quantized(self.original, self._precision)
         if self._precision == "bf16":
             self.original, _ = raise_opset(self.original, BF16_OPSET, BF16_IR_VERSION)
         self.operators = {node.name: node.op_type for node in self.original.graph.node}

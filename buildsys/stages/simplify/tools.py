@@ -23,6 +23,8 @@ from buildsys.onnx_graphs.onnx_file import (
     subgraphs,
     tool_errors,
 )
+from buildsys.onnx_graphs.quantizers import QUANTIZE_PAIR
+from buildsys.onnx_graphs.tensor_types import FreshNames
 from buildsys.stages.common.node_patterns import matching_names
 
 KEEP_GRAPH = ("simplify: {tool: none}",)  # a change of the manifest
@@ -71,6 +73,7 @@ def simplify_by_onnxsim(
     del model.metadata_props[:]
     model.metadata_props.extend(others)
     restore_weights(model, offloaded)
+    unshare_zero_points(model)
     # in the same order, the weights file is identical unless weights changed, and stored once
     model.graph.initializer.sort(key=lambda tensor: order.get(tensor.name, len(order)))
     save_model(model, target, weights_of=source)
@@ -117,7 +120,25 @@ def simplify_by_onnxslim(
             skip_fusion_patterns=fusions or None,
             size_threshold=spec["tensor_size_threshold"],
         )
+    unshare_zero_points(slimmed)
     save_model(slimmed, target)
+
+
+def unshare_zero_points(model: ModelProto) -> None:
+    """Give each quantizer its own zero point again.
+
+    ONNX Runtime (1.32) otherwise cannot optimize the graph on processors without VNNI, where it
+    replaces signed weights and their zero points.
+    """
+    stored = {tensor.name: tensor for tensor in model.graph.initializer}
+    fresh, used = FreshNames(model.graph), set[str]()
+    for node in model.graph.node:
+        name = node.input[2] if node.op_type in QUANTIZE_PAIR and len(node.input) > 2 else ""
+        if name in used:
+            node.input[2] = fresh.new(name)
+            model.graph.initializer.add().CopyFrom(stored[name])
+            model.graph.initializer[-1].name = node.input[2]
+        used |= {name} & stored.keys()
 
 
 _LARGE_BYTES = 1 << 20

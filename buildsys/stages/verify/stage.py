@@ -382,6 +382,11 @@ class Verification:
         if options.get("auto"):
             text = "the engine's own rounding exceeds what the search left to it"
             return f"{text}: raise search.margin, or the limits"
+        if options.get("quantized"):
+            return (
+                "without VNNI, int8 sums overflow unless weights have 7 bits (reduce_range=True of"
+                " the quantizer); if the error is acceptable, raise verify.int8"
+            )
         remedies = []
         if precision in ("int8", "fp8") and options.get("quantization") != "dynamic":
             remedies.append("calibrate on data like the golden inputs (calibration.data)")
