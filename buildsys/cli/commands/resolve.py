@@ -50,4 +50,5 @@ def _lines(
             yield from _lines(member, below, origins)
         else:
             text = json.dumps(member, ensure_ascii=False)
-            yield f"{head} {text}", origins.get(".".join(below), "default")
+            short = origins.get(".".join(path)) if member is not None else None  # latency: 5%
+            yield f"{head} {text}", origins.get(".".join(below), short or "default")

@@ -39,14 +39,15 @@ def test_a_manifest_overrides_extends_and_those_override_defaults(project):
 
 
 def test_a_resolved_manifest_names_the_origin_of_each_value(project):
-    project.model("export: {opset: 13}\nengines:\n  - ort-cpu\n")
+    project.model("export: {opset: 13}\nengines:\n  - ort-cpu\ngates: {latency: 5%}\n")
     model = project.load().models["net"]
     lines = [" ".join(line.split()) for line in resolved_text(model).splitlines()]
     assert lines[0] == "# net, from configs/models/net.yaml"
     for line in (
         "opset: 13 # configs/models/net.yaml:6", "training: null # default",
         'shape: ["batch", 3, 32, 32] # configs/models/net.yaml:4',
-        'backend: "onnxruntime" # configs/engines.yaml:1',
+        'backend: "onnxruntime" # configs/engines.yaml:1', "limit: null # default",
+        "tolerance: 0.05 # configs/models/net.yaml:9",
     ):  # fmt: skip
         assert line in lines
     assert read_yaml(Path("net.yaml"), resolved_text(model).encode()) == model.data
