@@ -150,7 +150,9 @@ class _OneShot:
                 preset = presets[preset["use"]]
             is_static = preset.get("quantization") != "dynamic"
             if preset.get("precision") in QUANTIZED and is_static and not self._options.calibration:
-                raise UsageError(f"{name} needs calibration data", f"add --calibration {_DATA}")
+                own = "; a network with its own quantizers needs a manifest (`buildsys new`)"
+                hint = f"add --calibration {_DATA}{own}"
+                raise UsageError(f"{name} needs calibration data", hint)
         return [*dict.fromkeys(names)]
 
     def lock(self) -> AbstractContextManager[None]:

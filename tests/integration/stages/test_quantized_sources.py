@@ -1,7 +1,7 @@
 """Networks with their own quantizers, from their file to verified engines."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -85,11 +85,13 @@ def resolved(*engines: Mapping[str, Any], **sections: Any) -> dict[str, Any]:
     return manifest(**{**source, **sections}, engines=engines or (INT8,))
 
 
-def run(spec: Mapping[str, Any], project: Path, until: str) -> dict[str, StageResult]:
+def run(
+    spec: Mapping[str, Any], project: Path, until: str, *, leave_out: Collection[str] = ()
+) -> dict[str, StageResult]:
     """Run the targets up to a stage, without the orchestrator."""
     results: dict[str, StageResult] = {}
     for action in plan_model(spec):
-        if action.stage in RUNS:
+        if action.stage in RUNS.keys() - leave_out:
             files = job_files(action, project / "build")
             job = Job(
                 target=action.target, stage=action.stage, model="m", variant=action.variant,
@@ -153,11 +155,8 @@ def test_engines_with_other_scales_fail(tmp_path: Path, name: str) -> None:
     values = numpy_helper.to_array(scale)
     replace(wrong, name, values[::-1] if values.ndim else values / 8)
     onnx.save(wrong, graph)
-    simplified, RUNS["simplify"] = RUNS["simplify"], lambda job: StageResult()
-    try:
-        result = run(spec, tmp_path, "verify")["verify"]
-    finally:
-        RUNS["simplify"] = simplified
+    done = {"export", "reference", "simplify", "validate"}
+    result = run(spec, tmp_path, "verify", leave_out=done)["verify"]
     assert result.status == "failed"
     assert "weights have 7 bits" in result.hint
 
