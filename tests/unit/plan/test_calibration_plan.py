@@ -1,6 +1,9 @@
 """Calibration and quantization in the plan."""
 
+import pytest
 from planning import plan_engines as plan
+
+from buildsys.plan.engine_typing import is_implicit
 
 CALIBRATION = {"data": {"x": {"images": "data/calib"}}}
 
@@ -90,3 +93,15 @@ def test_only_calibrated_engines_are_kept_from_the_calibration_data() -> None:
         assert "batches" not in action.inputs
         assert "calibrate:m" not in action.after
         assert action.sources == ("val.npz",)
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "openvino", "tensorrt", "tensorrt_rtx"])
+def test_int8_engines_take_the_quantizers_of_the_network(backend: str) -> None:
+    engine = {"backend": backend, "name": "e", "precision": "int8"}
+    actions = plan(engine, quantize={"tool": "source"})
+    assert not {action.stage for action in actions.values()} & {"calibrate", "convert"}
+    built = actions["engine:m:e"]
+    assert built.inputs["model"].path == "m/simplify/model.onnx"
+    assert built.options["engine"]["quantized"]
+    assert not is_implicit(built.options["engine"])
+    assert "nncf" not in built.tools
