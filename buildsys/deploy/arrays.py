@@ -41,20 +41,21 @@ class InputReader:
         """Read arrays for ``port``; ``engine`` is its name for messages.
 
         ``ranges`` has the verified sizes of each axis: one, or the smallest and the largest, and
-        perhaps a name; axes with equal names have equal sizes.
+        perhaps a name and the step between them; axes with equal names have equal sizes.
         """
         self.port = port
         self.names = [size if isinstance(size, str) else "" for size in port.shape]
         self._title = f"the input {port.name} of {engine}"
         is_native = port.dtype not in BIT_DTYPES and port.dtype != "string"
         self._dtype = np.dtype(port.dtype) if is_native else None
-        self._limits: list[tuple[float, float]] = [
-            (size, size) if isinstance(size, int) and size >= 0 else (0, math.inf)
+        self._limits: list[tuple[float, float, int]] = [
+            (size, size, 1) if isinstance(size, int) and size >= 0 else (0, math.inf, 1)
             for size in port.shape
         ]
         for axis, span in enumerate(ranges[: len(port.shape)]):
             if isinstance(span, list):
-                self._limits[axis] = int(span[0]), int(span[1])
+                step = int(span[3]) if span[3:] else 1
+                self._limits[axis] = int(span[0]), int(span[1]), step
                 if span[2:]:
                     self.names[axis] = str(span[2])
 
@@ -94,13 +95,17 @@ class InputReader:
     def _check_shape(self, shape: tuple[int, ...]) -> None:
         limits = self._limits
         if len(shape) == len(limits) and all(
-            low <= size <= high for size, (low, high) in zip(shape, limits, strict=True)
+            low <= size <= high and not (size - low) % step
+            for size, (low, high, step) in zip(shape, limits, strict=True)
         ):
             return
         sizes = []
-        for name, size, (low, high) in zip(self.names, self.port.shape, limits, strict=True):
+        for name, size, (low, high, step) in zip(self.names, self.port.shape, limits, strict=True):
             is_free, title = high == math.inf, name or ("?" if size in (None, -1) else str(size))
-            sizes.append(title if is_free or low == high else f"{title} from {low} to {high}")
+            steps = f" in steps of {step}" if step > 1 else ""
+            sizes.append(
+                title if is_free or low == high else f"{title} from {low} to {high}{steps}"
+            )
         problem = f"{self._title} has the shape {list(shape)}, and the engine takes"
         hint = "convert the array, or widen `dims` in the manifest and build it again"
         raise StageError(f"{problem} [{', '.join(sizes)}]", hint)

@@ -1,6 +1,6 @@
 """Plan of the engine stage: one engine from a graph."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from buildsys.plan.action import Action, FileRef
@@ -30,7 +30,13 @@ def plan_engine(model: ModelPlan, engine: EnginePlan) -> Iterator[Action]:
         nodes = {"nodes": engine.search.nodes}
         after = [*after, engine.search.search_target]
     if engine.description.takes_ranges:
-        spans = {d: {p: span[p] for p in ("min", "opt", "max")} for d, span in final.dims.items()}
+        spans = {
+            name: {
+                **{point: span[point] for point in ("min", "opt", "max")},
+                **({"multiple_of": step} if (step := _step(span)) > 1 else {}),
+            }
+            for name, span in final.dims.items()
+        }
         options["dims"] = spans if engine.spec.get("profiles") is None else {}
         options["inputs"] = final.inputs
     elif final.dims:  # the library would take any size
@@ -72,9 +78,16 @@ def plan_engine(model: ModelPlan, engine: EnginePlan) -> Iterator[Action]:
 
 
 def _ranges(graph: GraphPoint) -> dict[str, list[Any]]:
-    """List the shape of each input, with [min, max] for a size that varies."""
-    spans = {name: [span["min"], span["max"]] for name, span in graph.dims.items()}
+    """List the shape of each input, with the sizes that vary as in engine.json."""
+    spans: dict[str, list[Any]] = {}
+    for name, span in graph.dims.items():
+        step = _step(span)
+        spans[name] = [span["min"], span["max"], *([name, step] if step > 1 else [])]
     return {
         name: [spans.get(size, size) for size in port["shape"]]
         for name, port in graph.inputs.items()
     }
+
+
+def _step(span: Mapping[str, Any]) -> int:
+    return span.get("multiple_of") or 1

@@ -168,7 +168,10 @@ def _optional_figures(job: Job, request: BuildRequest) -> Figures:
         }
     if "ranges" in job.options:
         figures["ranges"] = job.options["ranges"]
-    elif spans := {n: [d["min"], d["max"], n] for n, d in request.dims.items()}:
+    elif spans := {
+        name: [span["min"], span["max"], name, *filter(None, [span.get("multiple_of")])]
+        for name, span in request.dims.items()
+    }:
         figures["ranges"] = {
             name: [spans.get(size, size) for size in port["shape"]]
             for name, port in request.inputs.items()

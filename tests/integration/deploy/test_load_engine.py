@@ -318,6 +318,11 @@ def test_sizes_that_nothing_verified_are_refused(ort_built: Path, tmp_path: Path
         assert engine(x=x_of(4))["y"].shape == (4, 5)
         with pytest.raises(EngineError, match=r"\[5, 3, 8, 8\].*\[batch from 1 to 4, 3"):
             engine(x=x_of(5))
+    edit(engine_file, lambda figures: figures.update(ranges={"x": [[2, 6, "batch", 2], 3, 8, 8]}))
+    with load_engine(engine_file) as engine:
+        assert engine(x=x_of(4))["y"].shape == (4, 5)
+        with pytest.raises(EngineError, match=r"\[batch from 2 to 6 in steps of 2, 3"):
+            engine(x=x_of(3))
     edit(engine_file, lambda figures: figures.update(ranges={"x": [["a"], 3, 8, 8]}))
     with pytest.raises(EngineError, match=r"engine\.json has a wrong value"):
         load_engine(engine_file)

@@ -484,5 +484,8 @@ def test_an_engine_that_takes_any_size_knows_the_verified_ones() -> None:
     assert "ranges" not in plan()["engine:net:rtx"].options  # it has profiles
     other = plan(dims={"batch": {"min": 1, "opt": 2, "max": 8}})
     assert other["engine:net:ort"].options["ranges"] == ranges
+    even = plan(dims={"batch": {"min": 2, "opt": 4, "max": 8, "multiple_of": 2}})
+    assert even["engine:net:ort"].options["ranges"] == {"z": [[2, 8, "batch", 2], 4]}
+    assert even["engine:net:rtx"].options["dims"]["batch"]["multiple_of"] == 2
     fixed = plan(inputs={"x": {"shape": [2, 4], "data": {"images": "data/x"}}}, dims={})
     assert "ranges" not in fixed["engine:net:ort"].options
