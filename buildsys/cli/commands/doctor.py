@@ -7,7 +7,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -88,7 +88,8 @@ def check_machine(root: Path, *, as_json: bool) -> int:
         findings = [check.as_json() for check in checks]
         print_json({"schema": SCHEMA, "findings": findings, "next": following})
     else:
-        unused = [check.name for check in checks if check.is_unused]
+        unused = [check.name for check in checks if check.is_unused and check.kind == "backend"]
+        optional = [check for check in checks if check.is_unused and check.kind != "backend"]
         checks = [check for check in checks if not check.is_unused]
         states = [check.state for check in checks]
         counts = [
@@ -102,6 +103,9 @@ def check_machine(root: Path, *, as_json: bool) -> int:
             name = check.name if check.kind == check.name else f"{check.kind} {check.name}"
             details = [f"→ {check.remedy}"] if check.remedy and check.state != OK else []
             rows.append(Row(check.state, name, details, note=check.text))
+        for check in optional:
+            note = f"{check.text}; no engine of this project needs one"
+            rows.append(Row("optional", check.kind, note=note))
         if unused:
             note = "not installed, and needed by no engine of this project"
             details = ["→ pip install 'buildsys[NAME]'"]
@@ -171,7 +175,10 @@ def _checks(project: Project, manifests: "Finding") -> "Iterator[Finding]":
     yield from check_backends(own, gpus, users(None))
     for toolchain in toolchains:
         yield check_toolchain(environments[toolchain.name], gpus, users(toolchain.name))
-    yield from gpu_checks
+    on_gpu = [e["name"] for e in engines if describe_backend(e["backend"]).runs_on_gpu(e)]
+    for check in gpu_checks:
+        is_known = gpus.capabilities or manifests.state != OK
+        yield check if is_known else replace(check, facts={"engines": on_gpu})
     yield from check_folders(project)
     yield from check_recorded_environment(toolchains)
     for engine in engines:
@@ -198,9 +205,10 @@ class Finding:
 
     @property
     def is_unused(self) -> bool:
-        """True of a backend that no engine needs, and that is not installed."""
-        is_missing = self.kind == "backend" and self.state == MISSING
-        return is_missing and not (self.facts.get("version") or self.facts.get("engines"))
+        """True of a missing backend or GPU that no engine needs."""
+        is_missing = self.state == MISSING and "engines" in self.facts
+        is_needed = self.facts.get("version") or self.facts.get("engines")
+        return self.kind in ("backend", "gpu") and is_missing and not is_needed
 
     def as_json(self) -> dict[str, Any]:
         """Convert the check to the field names of the JSON output."""

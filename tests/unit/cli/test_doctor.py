@@ -277,6 +277,22 @@ def test_the_json_document_has_the_environment_of_results(
     assert {"cpu.model", "cpu.cores"} <= facts["cpu", "cpu"].keys()
 
 
+@pytest.mark.parametrize(
+    ("backend", "word"), [("tensorrt", "missing"), ("onnxruntime", "optional")]
+)
+def test_a_gpu_is_only_missing_if_an_engine_needs_one(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    backend: str, word: str,
+) -> None:  # fmt: skip
+    manifest = project / "configs/models/net.yaml"
+    manifest.write_text(manifest.read_text().replace("tensorrt", backend))
+    none = doctor.Finding("gpu", "none", doctor.MISSING, "this machine has no NVIDIA driver")
+    monkeypatch.setattr(doctor, "check_gpus", lambda: (NO_GPU, [none]))
+    assert check_machine(project, as_json=False) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if " gpu" in line)
+    assert line.startswith(word)
+
+
 @pytest.mark.parametrize("silent", ["torch", "tensorrt"])
 def test_a_library_that_does_not_answer_is_unknown(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], silent: str
