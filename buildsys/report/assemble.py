@@ -89,7 +89,7 @@ def assemble_after_failure(
     if verdict.status != FAILED:
         verdict = BuildVerdict(STALE, f"STALE: {count} are not up to date")
         if problems and all(problem.reason == NEVER for problem in problems.values()):
-            verdict, notice = BuildVerdict(STALE, f"INCOMPLETE: {count} were never built"), ""
+            verdict, notice = BuildVerdict("partial", f"INCOMPLETE: {count} were never built"), ""
         if own is not None and own.failed:
             verdict = BuildVerdict(FAILED, f"FAILED: {target}: {fold(own.reason)[0]}")
         elif problems and all(result.status == ABSENT for result in results):
