@@ -299,6 +299,9 @@ def run(program: str) -> None:
         atexit._run_exitfuncs()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
+        for stream in (sys.__stdout__, sys.__stderr__):  # doit's reporters keep them
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
         os._exit(end.code or 0)
 
 
