@@ -3,15 +3,17 @@
 import json
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 
-from buildsys.backends.interface import BuildRequest, UnsupportedNode, raise_refused
+from buildsys.backends.interface import BuildRequest, Port, UnsupportedNode, raise_refused
 from buildsys.errors import BuildsysError, StageError
 from buildsys.models.program_nodes import unknown_calls
+from buildsys.onnx_graphs.tensors import BIT_DTYPES, Tensor, tensor_of
 
 PORTS = "ports.json"  # in the archive
 
@@ -35,6 +37,27 @@ def load_captured(
             raise_refused(request, library, nodes)
         program = torch.export.load(str(request.program), extra_files=files)
     return program, json.loads(files[PORTS])
+
+
+def ordered_inputs(ports: Iterable[Port], inputs: Mapping[str, Tensor]) -> list[torch.Tensor]:
+    """Convert the inputs of an engine to contiguous tensors, in order."""
+    tensors = []
+    for port in ports:
+        array = np.require(inputs[port.name].array, requirements=("C", "W"))
+        tensors.append(torch.from_numpy(array).view(getattr(torch, port.dtype)))
+    return tensors
+
+
+def named_outputs(ports: Iterable[Port], values: Iterable[torch.Tensor]) -> dict[str, Tensor]:
+    """Convert the outputs of an engine, in order, to arrays by name."""
+    outputs = {}
+    for port, value in zip(ports, values, strict=True):
+        if bits := BIT_DTYPES.get(port.dtype):
+            array = value.contiguous().view(getattr(torch, bits)).numpy()
+            outputs[port.name] = Tensor(array, port.dtype)
+        else:
+            outputs[port.name] = tensor_of(value.contiguous().numpy(), port.dtype)
+    return outputs
 
 
 @contextmanager

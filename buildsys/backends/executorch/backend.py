@@ -16,7 +16,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from buildsys.backends.captured_program import load_captured, one_sentence
+from buildsys.backends.captured_program import (
+    load_captured,
+    named_outputs,
+    one_sentence,
+    ordered_inputs,
+)
 from buildsys.backends.declared_ports import check_inputs, ports_of
 from buildsys.backends.executorch.description import DESCRIPTION
 from buildsys.backends.interface import (
@@ -31,7 +36,7 @@ from buildsys.backends.interface import (
     read_batches,
 )
 from buildsys.errors import StageError, Unavailable
-from buildsys.onnx_graphs.tensors import BIT_DTYPES, Tensor, tensor_of
+from buildsys.onnx_graphs.tensors import Tensor
 from buildsys.system.cpu import cpu_model, usable_cores
 
 RUN_OPTIONS: Options = {"threads": 0}
@@ -275,15 +280,7 @@ class ExecuTorchSession:
 
     def run(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> dict[str, Tensor]:
         """Return the outputs by name."""
-        values = self._call(self._feeds(inputs), clone=True)
-        outputs = {}
-        for port, value in zip(self.outputs, values, strict=True):
-            if bits := BIT_DTYPES.get(port.dtype):
-                array = value.contiguous().view(getattr(torch, bits)).numpy()
-                outputs[port.name] = Tensor(array, port.dtype)
-            else:
-                outputs[port.name] = tensor_of(value.contiguous().numpy(), port.dtype)
-        return outputs
+        return named_outputs(self.outputs, self._call(self._feeds(inputs), clone=True))
 
     def bind(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> Run:
         """Return a call that leaves its outputs in the program's memory."""
@@ -311,11 +308,7 @@ class ExecuTorchSession:
     def _feeds(self, inputs: Mapping[str, Tensor]) -> list[torch.Tensor]:
         """Return the inputs in order."""
         check_inputs(self.inputs, self._dims, inputs)  # the runtime checks upper bounds only
-        feeds = []
-        for port in self.inputs:
-            array = np.require(inputs[port.name].array, requirements=("C", "W"))
-            feeds.append(torch.from_numpy(array).view(getattr(torch, port.dtype)))
-        return feeds
+        return ordered_inputs(self.inputs, inputs)
 
 
 def open_program(engine: Path) -> tuple[Any, dict[str, Any]]:

@@ -17,10 +17,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from buildsys.backends.captured_program import load_captured, one_sentence
+from buildsys.backends.captured_program import (
+    load_captured,
+    named_outputs,
+    one_sentence,
+    ordered_inputs,
+)
 from buildsys.backends.declared_ports import check_inputs, ports_of
 from buildsys.backends.interface import (
     BuildRequest,
@@ -33,7 +37,7 @@ from buildsys.backends.interface import (
 )
 from buildsys.backends.layer_figures import check_precision, layer_facts
 from buildsys.errors import StageError, Unavailable
-from buildsys.onnx_graphs.tensors import BIT_DTYPES, Tensor, tensor_of
+from buildsys.onnx_graphs.tensors import Tensor
 from buildsys.system.cpu import cpu_model, engine_instructions, usable_cores
 from buildsys.system.files import sha256_of
 
@@ -157,13 +161,9 @@ def _example(ports: Mapping[str, Any], request: BuildRequest) -> tuple[torch.Ten
     """Make inputs within ``dims``, of sizes that torch.export does not fix: it fixes 1."""
     sizes = {name: min(span["max"], max(2, span["opt"])) for name, span in request.dims.items()}
     return tuple(
-        torch.zeros([sizes.get(n, n) for n in port["shape"]], dtype=_torch_type(port["dtype"]))
+        torch.zeros([sizes.get(n, n) for n in port["shape"]], dtype=getattr(torch, port["dtype"]))
         for port in ports["inputs"]
     )
-
-
-def _torch_type(dtype: str) -> Any:
-    return getattr(torch, dtype)
 
 
 def _compile(
@@ -325,15 +325,7 @@ class TorchSession:
 
     def run(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> dict[str, Tensor]:
         """Return the outputs by name."""
-        values = self._call(self._feeds(inputs))
-        outputs = {}
-        for port, value in zip(self.outputs, values, strict=True):
-            if bits := BIT_DTYPES.get(port.dtype):
-                array = value.contiguous().view(getattr(torch, bits)).numpy()
-                outputs[port.name] = Tensor(array, port.dtype)
-            else:
-                outputs[port.name] = tensor_of(value.contiguous().numpy(), port.dtype)
-        return outputs
+        return named_outputs(self.outputs, self._call(self._feeds(inputs)))
 
     def bind(self, inputs: Mapping[str, Tensor], profile: int | None = None) -> Run:
         """Return a call that drops its outputs."""
@@ -359,11 +351,7 @@ class TorchSession:
     def _feeds(self, inputs: Mapping[str, Tensor]) -> list[torch.Tensor]:
         """Return the inputs in order, contiguous."""
         check_inputs(self.inputs, self._dims, inputs)
-        feeds = []
-        for port in self.inputs:
-            array = np.require(inputs[port.name].array, requirements=("C", "W"))
-            feeds.append(torch.from_numpy(array).view(_torch_type(port.dtype)))
-        return feeds
+        return ordered_inputs(self.inputs, inputs)
 
 
 def _read_weights(file: Path, forms: Mapping[str, list[Any]]) -> dict[str, torch.Tensor]:
