@@ -183,7 +183,7 @@ def _compile(
     settings: dict[str, Any] = {
         "aot_inductor.package_constants_in_so": False,
         "aot_inductor.metadata": {_INTERFACE: json.dumps(interface, sort_keys=True)},
-        "always_keep_tensor_constants": True,  # else small ones are compiled in
+        "always_keep_tensor_constants": True,  # Inductor compiles small ones in
         "cpp.dynamic_threads": True,  # else the number of threads here is compiled in
     }
     with one_sentence(f"model {request.model}: AOTInductor cannot compile it", _COMPILER_HINT):
@@ -219,7 +219,8 @@ def _skeleton(
 ) -> str:
     """Digest all that a package depends on but the values of its constants."""
     types = {name: _form(tensor) for name, tensor in _constants(program).items()}
-    parts = (str(program.graph), str(program.range_constraints), ports, request.dims, types)
+    graph = (str(program.graph), str(program.range_constraints), types)
+    parts = (*graph, ports, request.dims, torch.__version__, engine_instructions())
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
 

@@ -78,7 +78,7 @@ def add_jobs(parser: ArgumentParser, text: str) -> None:
 
 
 def needs_project(options: Namespace) -> bool:
-    """Check whether the names are those of targets."""
+    """Check whether the names are targets."""
     here = Path.cwd()
     return bool(find_project(here)) or not any(is_source(here, name) for name in options.names)
 
