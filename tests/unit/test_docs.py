@@ -257,6 +257,6 @@ def test_the_documentation_stays_short() -> None:
     limits_kb = {"CHANGELOG.md": 10, "docs/architecture.md": 20, "docs/keys.md": 4}
     sizes = {page.relative_to(ROOT).as_posix(): page.stat().st_size for page in PAGES}
     assert {name: sizes[name] for name, kb in limits_kb.items() if sizes[name] > kb * 1000} == {}
-    assert sum(sizes.values()) <= 236_000
+    assert sum(sizes.values()) <= 252_000
     long = {name: size for name, size in sizes.items() if "/decisions/0" in name and size > 2000}
     assert long == {}
