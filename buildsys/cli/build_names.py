@@ -90,12 +90,12 @@ class BuildNames:
         if first and only:
             raise UsageError(f"compare takes {first} or {only}, not both", "name one of them")
         if first:
-            return [(self._side(first, start or LAST), self._side(second, end or LAST))]
+            return [(self.side(first, start or LAST), self.side(second, end or LAST))]
         pairs = []
         problem = UsageError("the history has no builds", "`buildsys build` builds every model")
         for model in filter(self.of_model, only.models(self._session.project.models)):
             try:
-                pairs.append((self._side(model, start), self._side(model, end)))
+                pairs.append((self.side(model, start), self.side(model, end)))
             except UsageError as error:
                 problem = error
         if not pairs:
@@ -168,7 +168,8 @@ class BuildNames:
             raise UsageError(f"the history has no build of {target} at {when}", hint)
         return build, note
 
-    def _side(self, scope: str, when: str) -> Side:
+    def side(self, scope: str, when: str) -> Side:
+        """Find the builds of a model or an engine. Raises: UsageError: there are none."""
         model, _, engine = scope.partition(":")
         builds = [
             build

@@ -57,6 +57,19 @@ def commits_until(root: Path, revision: str) -> list[str]:
     return _git(root, "rev-list", "--max-count=1000", commit, problem=problem).splitlines()
 
 
+def commits_between(root: Path, first: str, last: str) -> list[str]:
+    """List the commits after ``first`` up to ``last``, oldest first, [] if it is no ancestor."""
+    if run_git(root, "merge-base", "--is-ancestor", first, last).returncode:
+        return []
+    listing = ("rev-list", "--first-parent", "--reverse", f"{first}..{last}", "--", ".")
+    return _git(root, *listing, problem=f"git cannot list {first}..{last}").splitlines()
+
+
+def subject_of(root: Path, commit: str) -> str:
+    """Read the first line of a commit's message."""
+    return _git(root, "show", "-s", "--format=%s", commit, problem=f"there is no commit {commit}")
+
+
 def _remote_name(url: str) -> str:
     """Make one name for a remote's URLs, without user and password."""
     _, scheme, address = url.rpartition("://")

@@ -375,14 +375,15 @@ class Executor:
         self._publisher.remove_abandoned()
         return self._publisher.staging(f"trial@{target}")
 
-    def of_trial(self, actions: Mapping[str, Action], folder: Path) -> Executor:
+    def of_trial(self, actions: Mapping[str, Action], folder: Path, **places: Any) -> Executor:
         """Make an executor of changed actions that publishes into a private folder.
 
         It shares the store and the workers, but neither records, locks of targets nor history.
+        ``places`` replaces other folders.
         """
         folders = self.here.folders
         return Executor(
-            folders._replace(build=folder / "build", state=folder / "state"),
+            folders._replace(build=folder / "build", state=folder / "state", **places),
             actions,
             pool=self.here.pool,
             store=self.here.store,

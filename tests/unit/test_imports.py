@@ -50,7 +50,9 @@ ALLOWED: dict[str, set[str]] = {
     "execution": {"plan", "store", "system", "table", "workers"},
     "project": {"manifest", "plan", "system", "table"},
     "remote": {"execution", "history", "manifest", "plan", "project", "report", "store", "system"},
+    "bisect": {"execution", "history", "manifest", "plan", "project", "report", "store", "table"},
     "cli": {
+        "bisect",
         "deploy",
         "execution",
         "history",
@@ -154,6 +156,7 @@ def test_imports_point_one_way() -> None:
 
 # what the core must not know; lazy and type-only imports count
 OUTSIDE = ("buildsys.remote", "buildsys.deploy", "buildsys.history", "buildsys.report.html")
+SEARCHES = {"bisect"}
 CORE = ("system", "table", "manifest", "plan", "project", "store", "workers", "execution")
 
 
@@ -166,6 +169,15 @@ def test_the_core_knows_no_other_machine_no_pages_and_no_deployment() -> None:
         and any(f"{one}.".startswith(f"{outside}.") for one in imported_names(path))
     }
     assert found == set()
+
+
+def test_only_their_commands_import_the_searches_for_causes() -> None:
+    importing = {
+        name
+        for name, path in modules().items()
+        if own_imports(path) & SEARCHES and package_of(name) not in SEARCHES
+    }
+    assert importing == {f"buildsys.cli.commands.{name}" for name in SEARCHES}
 
 
 def test_the_remote_package_is_loaded_only_for_other_machines() -> None:

@@ -32,6 +32,7 @@ SECTIONS = {
     },
 }
 HIDDEN = {  # commands of scripts and of other commands' hints
+    "bisect": "find the change that made an engine slower, larger or less accurate",
     "gate": "accept a build that its gate rejects as the baseline of later builds",
     "ops": "show which operators the installed exporters, ONNX and runtimes support",
     "pages": "write the HTML pages of models and their index, without building anything",

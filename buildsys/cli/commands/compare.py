@@ -110,7 +110,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = (
         "NAME is a model, an engine (MODEL:ENGINE) or a graph (MODEL:simplify), by default every\n"
         "model; WHEN is last, previous, an id from `buildsys history` or a git revision; without\n"
-        "names, @previous and @last are compared; two graphs are compared node by node"
+        "names, @previous and @last are compared; two graphs are compared node by node;\n"
+        "buildsys bisect finds the change that made an engine worse"
     )
     add_json(parser)
     add_filter(parser)

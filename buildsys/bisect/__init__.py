@@ -1,0 +1,1 @@
+"""Search for the one difference behind a worse result."""
