@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from buildsys.execution.action_key import ActionKey
 from buildsys.plan.action import RESULT, Action
+from buildsys.stages.table import BENCH
 from buildsys.store.ledger import (
     FAILED,
     NOISY,
@@ -73,7 +74,7 @@ class RunRecords:
             how=RESTORED if restored else "ran",
             **run._asdict(),
         )
-        has_samples = action.measures and not restored and run.status in (PASSED, NOISY)
+        has_samples = action.stage == BENCH and not restored and run.status in (PASSED, NOISY)
         if build is not None and has_samples:
             # a benchmark has up to millions of samples
             result = self._build / action.outputs[RESULT].path

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, get_origin
+from typing import Any, NamedTuple, TypeVar, get_origin
 
 from buildsys.onnx_graphs.result_types import AgreementFigures, CheckFailure
 from buildsys.report.result_files import adapter
@@ -110,6 +110,25 @@ class ErrorMargin:
     place: str  # case and output
 
 
+class CurvePoint(NamedTuple):
+    """A place on a curve with the interval of its height."""
+
+    x: float
+    y: float
+    interval: tuple[float, ...]
+    title: str
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Curves by name, over a horizontal axis from 0, with a limit of their height."""
+
+    title: str
+    unit: str  # of the height
+    limit: float
+    curves: Mapping[str, tuple[CurvePoint, ...]]
+
+
 @dataclass(frozen=True)
 class Table:
     """A table of plain texts; columns ending in ``>`` are aligned right."""
@@ -119,6 +138,7 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...] = ()
     images: tuple[str, ...] = ()  # of the rows: files of the project, or other names
+    charts: tuple[Chart, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Literal
 OPERATORS, EXPORT, PROGRAM, REFERENCE = "operators", "export", "program", "reference"
 SURGERY, SIMPLIFY, CALIBRATE, SEARCH = "surgery", "simplify", "calibrate", "search"
 CONVERT, VALIDATE, ENGINE, VERIFY = "convert", "validate", "engine", "verify"
-BENCH, GATE, COMMAND, REPORT = "bench", "gate", "command", "report"
+BENCH, LOAD, GATE, COMMAND, REPORT = "bench", "load", "gate", "command", "report"
 PREDICT, EVALUATE = "predict", "evaluate"
 
 
@@ -162,6 +162,15 @@ STAGES = (
         has_artifacts=False,
         in_own_interpreter=True,
         sections=("bench",),
+    ),
+    StageInfo(
+        LOAD,
+        "measure latency and throughput of the engines under load",
+        "LoadResult",
+        planned_for="engines",
+        has_artifacts=False,
+        in_own_interpreter=True,
+        has_checks=True,
     ),
     StageInfo(
         GATE,

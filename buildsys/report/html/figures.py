@@ -8,6 +8,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any
 
 from markupsafe import Markup, escape
@@ -15,7 +16,7 @@ from markupsafe import Markup, escape
 from buildsys.report import formatting as q
 from buildsys.report.formatting import case_order
 from buildsys.report.ranking import unique_names
-from buildsys.report.report_types import Accuracy, Ranking, Report, Table, TimingLine
+from buildsys.report.report_types import Accuracy, Chart, Ranking, Report, Table, TimingLine
 from buildsys.report.result_files import FAILED, NOISY, PASSED
 from buildsys.stages.bench.result import ENGINE_CONTENDERS, is_recorded_noisy
 from buildsys.stages.table import BENCH, ENGINE, VERIFY
@@ -266,14 +267,27 @@ class ChartMark:
     name: str = ""  # next to it
     is_linked: bool = True  # by the line
     is_failed: bool = False
+    series: int = 0  # the line, with its color
 
 
-def trend_line(marks: Sequence[ChartMark], label: str, unit: str, height: int = _HEIGHT) -> Markup:
-    """Draw finite values in order over levels; failures are at the bottom."""
+def trend_line(
+    marks: Sequence[ChartMark],
+    label: str,
+    unit: str,
+    height: int = _HEIGHT,
+    limit: float | None = None,
+    ticks: Mapping[str, float] = MappingProxyType({}),
+) -> Markup:
+    """Draw finite values in order over levels; failures are at the bottom.
+
+    With a ``limit``, the chart ends at twice its height. ``ticks`` are places along the width.
+    """
     drawn = [(mark.value, *(() if mark.is_faint else mark.interval)) for mark in marks]
     ends = [end for values in drawn for end in values if end is not None]
     span = (max(ends) - min(ends)) or abs(max(ends)) * 0.1 or 1.0
     low, high = min(ends) - span * _MARGIN, max(ends) + span * _MARGIN
+    if limit is not None:
+        low, high = -limit * _MARGIN, 2 * limit
 
     def across(number: float, place: float | None = None) -> float:
         share = (number + 1) / (len(marks) + 1) if place is None else place
@@ -290,25 +304,32 @@ def trend_line(marks: Sequence[ChartMark], label: str, unit: str, height: int = 
         y, text = down(number * step), f"{tick_text(number * step)} {unit}"
         parts.append(_line("grid", (0, y), (100, y)))
         parts.append(f'<text class="tick" y="{_short(y - 4)}">{text}</text>')
+    if limit is not None:
+        parts.append(_line("mark", (_LEVELS, down(limit)), (100, down(limit)), "the limit"))
+    for text, share in ticks.items():
+        at = f'x="{_short(across(0, share))}%" y="{height - 4}" text-anchor="middle"'
+        parts.append(f'<text class="tick" {at}>{text}</text>')
     places = [(across(n, mark.place), down(mark.value)) for n, mark in enumerate(marks)]
-    points = [
-        place
-        for place, mark in zip(places, marks, strict=True)
-        if mark.value is not None and mark.is_linked
-    ]
-    parts += [_line("line k0", *ends) for ends in pairwise(points)]
+    for series in dict.fromkeys(mark.series for mark in marks):
+        points = [
+            place
+            for place, mark in zip(places, marks, strict=True)
+            if mark.value is not None and mark.is_linked and mark.series == series
+        ]
+        parts += [_line(f"line k{series}", *ends) for ends in pairwise(points)]
     for number, ((x, y), mark) in enumerate(zip(places, marks, strict=True)):
         if mark.change:
             before = across(number - 0.5)
             parts.append(_line("mark", (before, 0), (before, height), mark.change))
         if mark.interval:
             low_y, high_y = map(down, mark.interval)
-            parts.append(_line("whisker k0", (x, low_y), (x, high_y)))
+            parts.append(_line(f"whisker k{mark.series}", (x, low_y), (x, high_y)))
         is_bad = mark.value is None or mark.is_failed
         style = " over" if is_bad else " faint" if mark.is_faint else ""
         radius = 4 if mark.value is None or mark.name else 2.5
         place = f'cx="{_short(x)}%" cy="{_short(y)}" r="{radius}"'
-        parts.append(f'<circle class="dot k0{style}" {place}>{_title(mark.title)}</circle>')
+        kind = f"k{mark.series}{style}"
+        parts.append(f'<circle class="dot {kind}" {place}>{_title(mark.title)}</circle>')
         if mark.name:  # in turn above and below, as neighbours may be close
             anchor, gap = ("end", -8) if x > _RIGHT else ("start", 8)
             at = f'x="{_short(x)}%" y="{_short(y + (17 if number % 2 else -7))}" dx="{gap}"'
@@ -318,6 +339,24 @@ def trend_line(marks: Sequence[ChartMark], label: str, unit: str, height: int = 
         f'<svg class="chart" role="img" aria-label="{escape(printable_line(label))}"'
         f' width="100%" height="{height}">{"".join(parts)}</svg>'
     )
+
+
+def curves(chart: Chart) -> Markup:
+    """Draw the curves of a chart; names are at their last points within the limit."""
+    longest = max(point.x for curve in chart.curves.values() for point in curve)
+    marks = []
+    for series, (name, curve) in enumerate(chart.curves.items()):
+        within = [point for point in curve if point.y <= chart.limit]
+        for point in curve:
+            label = name if point is (within or curve)[-1] else ""
+            place, kind = point.x / longest, series % _ENGINE_COLORS
+            mark = ChartMark(
+                point.y, point.title, point.interval, place=place, name=label, series=kind
+            )
+            marks.append(mark)
+    step = round_step(longest / _MOST_TICKS)
+    ticks = {tick_text(n * step): n * step / longest for n in range(int(longest / step) + 1)}
+    return trend_line(marks, chart.title, chart.unit, _TALL, chart.limit, ticks)
 
 
 def sparkline(values: Sequence[float | None], style: str = "spark") -> Markup:

@@ -54,6 +54,7 @@ def environment() -> Environment:
         "contender": contender_title,
         "cosine": q.cosine,
         "count": q.count,
+        "curves": figures.curves,
         "duration": q.duration,
         "error": q.error,
         "failures": failure_table,

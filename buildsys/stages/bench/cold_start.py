@@ -6,25 +6,20 @@ The engine's files are in the page cache, as the benchmark has just read them.
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, cast
 
 from buildsys.errors import BuildsysError
-from buildsys.system.backend_registry import link_packages
-from buildsys.system.processes import resident_memory, run_program
-from buildsys.system.toolchains import Toolchain
+from buildsys.system.processes import resident_memory
 
 if TYPE_CHECKING:
     from buildsys.stages.bench.result import ColdStart
     from buildsys.workers.job import Job
 
-_PROGRAM = f"import sys; sys.path.append(sys.argv.pop(1)); from {__name__} import main; main()"
 _LIMIT_S = 600.0  # of a process
 _NS_PER_MS = 1_000_000
 _STEADY = 1.1  # times the steady median
@@ -35,22 +30,16 @@ _FEW_CALLS, _MOST_NS = 5, 3000 * _NS_PER_MS  # slow calls end earlier
 
 def measure_cold_starts(job: Job, case: Path) -> ColdStart:
     """Load and call the engine of a bench job in fresh processes, on the inputs of ``case``."""
-    toolchain = job.toolchain or Toolchain("default", Path(sys.executable), {})
-    environment, count = toolchain.environment(os.environ), job.options["bench"]["cold_start"]
-    engine, backend = str(job.inputs["engine"]), job.options["engine"]["backend"]
+    from buildsys.stages.bench.fresh_process import fresh_processes  # not in those processes
+
+    count, backend = job.options["bench"]["cold_start"], job.options["engine"]["backend"]
     figures: dict[str, Any] = {}
-    with TemporaryDirectory(dir=job.outputs["result"].parent) as folder:
-        command = [str(toolchain.python), "-c", _PROGRAM, str(link_packages(Path(folder)))]
+    with fresh_processes(job, __name__) as ask:
         for number in range(count):
             job.progress(f"cold start {number + 1} of {count}")
-            request = [time.monotonic_ns(), backend, engine, str(case), str(job.project)]
-            done = run_program(command, environment, request, _LIMIT_S)
-            try:
-                answer = done.json()
-            except ValueError:
-                answer = {"problem": done.problem}
+            place = str(job.inputs["engine"]), str(case), str(job.project)
+            answer = ask([time.monotonic_ns(), backend, *place], _LIMIT_S)
             if "problem" in answer:
-                sys.stderr.write(done.stderr)
                 return cast("ColdStart", answer)
             for name, value in answer.items():
                 figures.setdefault(name, []).append(value)

@@ -7,6 +7,7 @@ from pydantic_core import PydanticCustomError
 
 from buildsys.manifest.default_limits import STEADY_INTERVAL
 from buildsys.manifest.schema.base import Case, Seconds, Spec, section
+from buildsys.manifest.schema.engines import LimitSeconds
 
 
 def _check_switches(value: object) -> object:
@@ -24,6 +25,7 @@ CudaGraph = Annotated[
     BeforeValidator(_check_switches),
     WithJsonSchema({"anyOf": [_BOOLEAN, _BOOLEANS]}),
 ]
+Count = Annotated[int, Field(ge=1, le=1024)]
 Baseline = Literal["torch", "torch_cuda_graph", "torch_compile", "torch_tensorrt", "onnxruntime"]
 
 
@@ -36,6 +38,24 @@ class NoiseSpec(Spec):
     """Share of usable processors used by other processes."""
     throttling: float | None = Field(0.0, ge=0, le=1)
     """Share of readings with a throttled GPU."""
+
+
+class LoadSpec(Spec):
+    """Latency of requests that arrive at random, against their rate; each list is varied."""
+
+    p99: LimitSeconds = Field(gt=0, description="Limit of the 99th percentile, such as 20ms.")
+    batches: tuple[Count, ...] = ()
+    """Items of a request, which arrive together; default: those of the case."""
+    instances: tuple[Count, ...] = Field((1,), min_length=1)
+    """Concurrent calls, as with `load_engine(concurrency=…)`."""
+    threads: tuple[Count, ...] = ()
+    """Threads of the engine; default: its own field. Not used on a GPU."""
+    streams: tuple[Count, ...] = ()
+    """Streams of OpenVINO; default: as many as instances."""
+    rates: tuple[Annotated[float, Field(gt=0, le=1e6)], ...] = ()
+    """Requests per second; default: shares of the measured maximum."""
+    duration: Seconds = Field(5.0, gt=0, le=60, description="Time of requests at each rate.")
+    budget: Seconds = Field(300.0, gt=0, description="Time of an engine's settings.")
 
 
 class BenchSpec(Spec):
@@ -60,6 +80,8 @@ class BenchSpec(Spec):
     in_flight: int = Field(1, ge=1, le=64, description="Concurrent inferences (TensorRT).")
     cold_start: int = Field(3, ge=0, le=50)
     """Fresh processes that time loading and first calls; 0: none."""
+    load: LoadSpec | None = None
+    """Requests at random times to every engine: target `load:MODEL:ENGINE`."""
     wait: Literal["spin", "block"] = Field("spin", description="Host waits for the GPU (TensorRT).")
 
 

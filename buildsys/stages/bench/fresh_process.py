@@ -1,0 +1,39 @@
+"""Fresh processes in which ``load_engine`` loads an engine, as its users do."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from buildsys.system.backend_registry import link_packages
+from buildsys.system.processes import run_program
+from buildsys.system.toolchains import Toolchain
+from buildsys.workers.job import Job
+
+
+@contextmanager
+def fresh_processes(job: Job, module: str) -> Iterator[Callable[[object, float], dict[str, Any]]]:
+    """Yield a function that has ``main`` of a module answer a request, within seconds.
+
+    It runs in the engine's interpreter. Without an answer there is only a ``problem``.
+    """
+    toolchain = job.toolchain or Toolchain("default", Path(sys.executable), {})
+    # our packages come last on the path, so that they hide none of the interpreter's
+    program = f"import sys; sys.path.append(sys.argv.pop(1)); from {module} import main; main()"
+    with TemporaryDirectory(dir=job.outputs["result"].parent) as folder:
+        command = [str(toolchain.python), "-c", program, str(link_packages(Path(folder)))]
+
+        def ask(request: object, limit_s: float) -> dict[str, Any]:
+            done = run_program(command, toolchain.environment(os.environ), request, limit_s)
+            try:
+                answer: dict[str, Any] = done.json()
+            except ValueError:
+                answer = {"problem": done.problem}
+            if "problem" in answer:
+                sys.stderr.write(done.stderr)
+            return answer
+
+        yield ask

@@ -1,0 +1,1 @@
+"""Latency against throughput of an engine under an open load."""

@@ -1,0 +1,34 @@
+"""Plan of the load stage: one engine under the load of `bench.load`."""
+
+from collections.abc import Iterator
+
+from buildsys.plan.action import Action
+from buildsys.plan.model_plan import EnginePlan, ModelPlan
+from buildsys.stages.bench.plan import timed_fields
+
+
+def plan_load(model: ModelPlan, engine: EnginePlan) -> Iterator[Action]:
+    """Plan the load of ``engine``, if the manifest has any."""
+    name, final, bench = model.name, model.final, model.spec["bench"]
+    if not bench["load"]:
+        return
+    cases = final.cases(["opt" if "opt" in bench["cases"] else bench["cases"][0]])
+    noise = bench["noise"] and {"other_load": bench["noise"]["other_load"]}
+    options = {"engine": engine.options, "load": bench["load"], "noise": noise}
+    yield engine.action(
+        "load",
+        f"load/{engine.name}.json",
+        operators=engine.loaded_operators,
+        options={
+            **options,
+            "case": next(iter(cases)),
+            "inputs": final.inputs,
+            "on_gpu": engine.on_gpu,
+        },
+        inputs={**engine.files, **final.golden(cases)},
+        after=(f"engine:{name}:{engine.name}", final.golden_target),
+        order=(f"verify:{name}:{engine.name}",),  # figures of a wrong engine are worthless
+        environment=(*engine.environment, "speed"),
+        server="light",
+        **timed_fields(engine, ("python", "numpy")),
+    )
