@@ -72,6 +72,7 @@ class BuildSession(TargetNames):
         self.rebuilds: dict[str, StaleReason] = {}  # targets to run even if up to date, and why
         self.repeats_flaky = False
         self.has_manifest = True  # other commands know the models
+        self.has_summary = True  # a run ends with tables and pages
         self.try_changes: TryChanges = lambda *_: ""  # after a failure
         self.has_trials = os.environ.get("BUILDSYS_TRIALS", "").strip() != "0"
         self.trial_locks: dict[str, threading.Lock] = {}  # model -> held during its trials

@@ -51,6 +51,18 @@ ALLOWED: dict[str, set[str]] = {
     "project": {"manifest", "plan", "system", "table"},
     "remote": {"execution", "history", "manifest", "plan", "project", "report", "store", "system"},
     "bisect": {"execution", "history", "manifest", "plan", "project", "report", "store", "table"},
+    "upgrade": {
+        "execution",
+        "history",
+        "plan",
+        "project",
+        "report",
+        "stages.result",
+        "store",
+        "system",
+        "table",
+        "workers",
+    },
     "cli": {
         "bisect",
         "deploy",
@@ -65,6 +77,7 @@ ALLOWED: dict[str, set[str]] = {
         "store",
         "system",
         "table",
+        "upgrade",
         "workers",
     },
 }
@@ -80,6 +93,7 @@ ORCHESTRATOR = (
     "project",
     "history",
     "execution",
+    "upgrade",
     "cli",
 )
 HEAVY = {
@@ -156,7 +170,7 @@ def test_imports_point_one_way() -> None:
 
 # what the core must not know; lazy and type-only imports count
 OUTSIDE = ("buildsys.remote", "buildsys.deploy", "buildsys.history", "buildsys.report.html")
-SEARCHES = {"bisect"}
+SEARCHES = {"bisect", "upgrade"}
 CORE = ("system", "table", "manifest", "plan", "project", "store", "workers", "execution")
 
 

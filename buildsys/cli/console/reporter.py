@@ -170,7 +170,8 @@ class Reporter(ConsoleReporter):  # type: ignore[misc]  # doit has no type infor
             self.session.interrupted = INTERRUPTED
         try:
             self._end_display()
-            self._print_end(is_broken=error is not None)
+            if self.session.has_summary:
+                self._print_end(is_broken=error is not None)
         finally:
             self.session.close()  # the last results are on their way into the store
             self._signals.restore()

@@ -66,6 +66,7 @@ class _Baseline:
     figures: Mapping[str, float] = field(default_factory=dict)
     evaluated: str = ""  # the samples and the metric of its accuracy
     accepted: str = ""  # why a person has made this build its own baseline
+    toolchain: Mapping[str, Any] | None = None  # if another one than that of this build
 
     @property
     def can_run(self) -> bool:
@@ -194,16 +195,19 @@ def _measure(job: Job, baseline: _Baseline, rounds: Rounds, count: int) -> Round
     case = job.inputs[f"case.{options['case']}"]
     pace = RoundPace(case, timing, options["warmup"], options["duration"])
 
-    def opens(engine: Path, settings: Mapping[str, Any]) -> OpenEngine:
+    def opens(toolchain: Toolchain, engine: Path, settings: Mapping[str, Any]) -> OpenEngine:
         folder = job.outputs["result"].parent  # free of modules
         place = {"project": job.project, "folder": folder}
         return partial(
             RemoteEngine, toolchain, settings["backend"], engine, settings, uses, **place
         )
 
-    sides = {_NOW: opens(job.inputs["engine"], options["engine"])}
+    sides = {_NOW: opens(toolchain, job.inputs["engine"], options["engine"])}
     if baseline.engine is not None and baseline.can_run:
-        sides = {_BEFORE: opens(baseline.engine, baseline.options or options["engine"]), **sides}
+        if other := baseline.toolchain:
+            toolchain = Toolchain(other["name"], Path(other["python"]), other["env"])
+        earlier = opens(toolchain, baseline.engine, baseline.options or options["engine"])
+        sides = {_BEFORE: earlier, **sides}
     measured = max((len(values) for values in rounds.get(_NOW, {}).values()), default=0)
     try:
         more = measure_rounds(sides, pace, range(measured, count), job.progress)

@@ -1,0 +1,1 @@
+"""Upgrades of libraries, judged by builds with the old and the new versions side by side."""
