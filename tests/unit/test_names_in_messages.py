@@ -41,6 +41,8 @@ _VERBS = re.compile(r"(?:set|add|use|try|with|write|or|and|needs|without|keep|re
 _FILES = ("json", "yaml", "yml", "py", "onnx", "data", "safetensors", "db", "toml", "lock", "cfg")
 # what belongs to other programs and libraries
 _OTHER_OPTIONS = {
+    "--onnx": "trtexec", "--trt": "polygraphy", "--onnxrt": "polygraphy",
+    "--data-loader-script": "polygraphy",
     "--detach": "git", "--tags": "git", "--revision": "hf", "--no-deps": "pip",
     "--force-reinstall": "pip", "--use_xnnpack": "onnxruntime", "--project": "buildsys.doctor",
     "--address": "ray start", "--num-cpus": "ray start", "--resources": "ray start",
