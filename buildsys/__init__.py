@@ -9,15 +9,17 @@ if TYPE_CHECKING:
     from buildsys.deploy.can_run import can_run
     from buildsys.deploy.engine import load_engine
     from buildsys.errors import EngineError
+    from buildsys.release.resolve import resolve
 
 __version__ = "0.1.0"
-__all__ = ["DeviceArray", "EngineError", "__version__", "can_run", "load_engine"]
+__all__ = ["DeviceArray", "EngineError", "__version__", "can_run", "load_engine", "resolve"]
 
 _MODULES = {
     "DeviceArray": "deploy.arrays",
     "EngineError": "errors",
     "can_run": "deploy.can_run",
     "load_engine": "deploy.engine",
+    "resolve": "release.resolve",
 }
 
 

@@ -74,12 +74,12 @@ def publish_version(folder: RemoteFolder, engine: EngineVersion) -> bool:
 
 def list_versions(folder: RemoteFolder) -> Iterator[dict[str, Any]]:
     """Yield the documents of all versions, with ``problem`` for unreadable ones."""
-    for model in _folders(folder, ""):
-        for engine in _folders(folder, model):
-            for version in _folders(folder, f"{model}/{engine}"):
+    for model in folder.names("", "directory"):
+        for engine in folder.names(model, "directory"):
+            for version in folder.names(f"{model}/{engine}", "directory"):
                 names = {"model": model, "engine": engine, "version": version}
                 try:
-                    document = _read_document(folder, f"{model}/{engine}/{version}")
+                    document = read_version(folder, f"{model}/{engine}/{version}")
                 except StageError as error:
                     yield {**names, "published": "", "files": {}, "problem": error.problem}
                     continue
@@ -92,7 +92,7 @@ def _is_published(folder: RemoteFolder, engine: EngineVersion) -> bool:
 
     Raises: StageError: the version exists with others, or is damaged.
     """
-    document = _read_document(folder, engine.place)
+    document = read_version(folder, engine.place)
     if document is None:
         return False
     theirs = {name: file.get("blake3") for name, file in document["files"].items()}
@@ -148,7 +148,7 @@ def _checked_chunks(file: VersionFile, sha256: Any) -> Iterator[bytes]:
         raise StageError(problem, "wait for other builds to end, and publish again")
 
 
-def _read_document(folder: RemoteFolder, place: str) -> dict[str, Any] | None:
+def read_version(folder: RemoteFolder, place: str) -> dict[str, Any] | None:
     """Read the document of a version, None without one. Raises: StageError: it is unreadable."""
     path = f"{place}/{DOCUMENT}"
     try:
@@ -175,17 +175,6 @@ class _Document(BaseModel):
 
     published: str = ""
     files: dict[str, _File]
-
-
-def _folders(folder: RemoteFolder, path: str) -> list[str]:
-    """List the visible folders; a pattern would read brackets in a URL."""
-    try:
-        entries = folder.system.ls(f"{folder.root}/{path}".rstrip("/"), detail=True)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    folders = (str(entry["name"]) for entry in entries if entry.get("type") == "directory")
-    names = (name.rstrip("/").rpartition("/")[2] for name in folders)
-    return sorted(name for name in names if not name.startswith("."))
 
 
 def _to_json(document: Mapping[str, Any]) -> bytes:

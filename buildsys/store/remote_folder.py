@@ -58,6 +58,16 @@ class RemoteFolder(NamedTuple):
         except FileNotFoundError:
             return False
 
+    def names(self, path: str, kind: str) -> list[str]:
+        """List the visible entries of a folder; ``kind`` is "file" or "directory"."""
+        try:  # a pattern would read brackets in a URL
+            entries = self.system.ls(f"{self.root}/{path}".rstrip("/"), detail=True)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        paths = (str(entry["name"]) for entry in entries if entry.get("type") == kind)
+        names = (path.rstrip("/").rpartition("/")[2] for path in paths)
+        return sorted(name for name in names if not name.startswith("."))
+
     def write(self, path: str, chunks: Iterable[bytes]) -> None:
         """Write a file atomically."""
         target = f"{self.root}/{path}"
@@ -81,6 +91,8 @@ class RemoteFolder(NamedTuple):
         """Write a new file. Raises: FileExistsError."""
         target = f"{self.root}/{path}"
         self._make_parent(target)
+        if self.is_local and _link_new(target, content):
+            return
         try:
             with self.system.open(target, "xb") as writer:
                 writer.write(content)
@@ -108,6 +120,25 @@ class RemoteFolder(NamedTuple):
         """Remove a file or folder, if it exists."""
         with suppress(FileNotFoundError):
             self.system.rm(f"{self.root}/{path}", recursive=True)
+
+
+def _link_new(target: str, content: bytes) -> bool:
+    """Write a new local file at once; return False if its file system has no links.
+
+    Raises: OSError.
+    """
+    part = Path(f"{target}.{uuid.uuid4().hex}.part")
+    try:
+        part.write_bytes(content)
+        try:
+            Path(target).hardlink_to(part)
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
+                raise
+            return False
+        return True
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def connect(

@@ -31,7 +31,7 @@ from buildsys.system.files import link_into
 GROUP = "buildsys.backends"
 _FOLDER = f"{Path(__file__).resolve().parents[1]}/backends"
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
-_SYSTEMS = {"macOS": "darwin"}  # title -> sys.platform
+_SYSTEMS = {"macOS": "Darwin"}  # title -> sys.platform, capitalized
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,52 @@ class Record:
 
 
 @dataclass(frozen=True)
+class Machine:
+    """The facts of a machine that decide whether an engine runs on it."""
+
+    platform: str  # operating system and processor family: "Linux x86_64"
+    cpu: str = ""
+    instructions: tuple[str, ...] = ()
+    macos: str = ""  # version
+    gpus: tuple[Mapping[str, Any], ...] = ()  # as CUDA sees them: system.devices.GPU_FACTS
+    no_gpu: str = "no NVIDIA driver is installed"  # a clause, if there are none
+    libraries: Mapping[str, str] = field(default_factory=dict)  # module of an engine -> version
+    cuda: Mapping[str, str] = field(default_factory=dict)  # module -> CUDA's major version
+    providers: tuple[str, ...] = ()  # of its ONNX Runtime
+    packages: Mapping[str, str] = field(default_factory=dict)  # distribution -> version
+
+    @property
+    def system(self) -> str:
+        """The operating system, as ``sys.platform`` capitalized."""
+        return self.platform.partition(" ")[0]
+
+    def why_no_gpu(self) -> str:
+        """Explain the absence of a GPU, as a clause."""
+        return self.no_gpu
+
+    def library_version(self, module: str) -> str:
+        """Return the version of an engine library, "" if unknown.
+
+        Raises: Unavailable: it is not installed or cannot be loaded, as a predicate.
+        """
+        if module not in self.libraries:
+            raise Unavailable("is not installed here")
+        return self.libraries[module]
+
+    def cuda_of_library(self, module: str) -> str:
+        """Return the CUDA major version that a library was made for, or ""."""
+        return self.cuda.get(module, "")
+
+    def onnxruntime_providers(self) -> tuple[str, ...]:
+        """List the execution providers of the installed ONNX Runtime."""
+        return self.providers
+
+    def package_version(self, distribution: str) -> str:
+        """Return the version of an installed distribution, or ""."""
+        return self.packages.get(distribution, "")
+
+
+@dataclass(frozen=True)
 class BackendDescription:
     """The facts of a backend known without its library."""
 
@@ -132,11 +178,14 @@ class BackendDescription:
         """True if its libraries include the bindings of CUDA."""
         return "cuda-bindings" in self.libraries.values()
 
-    def system_problem(self) -> Unavailable | None:
-        """Return the reason against running its engines on this operating system."""
-        if not self.runs_on or sys.platform == _SYSTEMS[self.runs_on]:
+    def system_problem(self, system: str = "") -> Unavailable | None:
+        """Return the reason against running its engines on an operating system, e.g. ``Linux``.
+
+        The default is this one.
+        """
+        here = system or sys.platform.capitalize()
+        if not self.runs_on or here == _SYSTEMS[self.runs_on]:
             return None
-        here = sys.platform.capitalize()
         problem = f"{self.title} runs engines on {self.runs_on} only, and this is {here}"
         return Unavailable(problem, f"copy the engine's folder to a machine with {self.runs_on}")
 
@@ -158,10 +207,16 @@ class BackendDescription:
         """
         return Ability(self.able)
 
-    def reasons(self, record: Record, here: str) -> Iterator[Reason]:  # noqa: ARG002
-        """Yield reasons against running an engine with the library's version ``here``.
+    def reasons(
+        self,
+        record: Record,  # noqa: ARG002
+        here: str,  # noqa: ARG002
+        machine: Machine,  # noqa: ARG002
+    ) -> Iterator[Reason]:
+        """Yield reasons against running an engine on a machine.
 
-        ``here`` is "" if the library is not installed.
+        ``here`` is the version of its library there, "" if not installed. All facts are those of
+        ``machine``, which may be another one than this.
         """
         return iter(())
 

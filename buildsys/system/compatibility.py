@@ -15,6 +15,7 @@ from typing import Any
 
 from buildsys.errors import Unavailable
 from buildsys.system.backend_registry import (
+    Machine,
     Reason,
     Record,
     backend_names,
@@ -22,7 +23,7 @@ from buildsys.system.backend_registry import (
     find_package,
 )
 from buildsys.system.cpu import cpu_model, engine_instructions
-from buildsys.system.devices import visible_gpus
+from buildsys.system.devices import visible_gpus, why_no_gpu
 from buildsys.system.engine_files import RECORD_NAME, is_file_name
 from buildsys.system.files import sha256_of
 
@@ -88,12 +89,46 @@ def platform_name() -> str:
 
 def version_numbers(version: str) -> tuple[int, ...]:
     """Parse the numbers in a version, e.g. (8, 6, 1, 6), or ()."""
-    match = re.match(r"\d+(?:\.\d+)*", version)
+    match = re.match(r"[0-9]{1,9}(?:\.[0-9]{1,9})*", version)
     return tuple(int(part) for part in match[0].split(".")) if match else ()
 
 
-def machine_reasons(record: Record) -> Iterator[Reason]:
-    """Yield all reasons against running a recorded engine on this machine."""
+class _ThisMachine(Machine):
+    """The machine of this process, whose libraries are loaded when a rule asks for them."""
+
+    def why_no_gpu(self) -> str:
+        return why_no_gpu()
+
+    def library_version(self, module: str) -> str:
+        return library_version(module)
+
+    def cuda_of_library(self, module: str) -> str:
+        return cuda_of_library(module)
+
+    def onnxruntime_providers(self) -> tuple[str, ...]:
+        return tuple(import_module("onnxruntime").get_available_providers())
+
+    def package_version(self, distribution: str) -> str:
+        try:
+            return metadata.version(distribution)
+        except metadata.PackageNotFoundError:
+            return ""
+
+
+def this_machine() -> Machine:
+    """Describe this machine."""
+    return _ThisMachine(
+        platform=platform_name(),
+        cpu=cpu_model(),
+        instructions=tuple(engine_instructions()),
+        macos=platform.mac_ver()[0],
+        gpus=visible_gpus(),
+    )
+
+
+def machine_reasons(record: Record, machine: Machine | None = None) -> Iterator[Reason]:
+    """Yield all reasons against running a recorded engine on a machine, by default this one."""
+    machine = machine or this_machine()
     if find_package(record.backend) is None:  # only registered names are imported
         problem = f"{RECORD_NAME} names an unknown backend: {record.backend!r}"
         hint = f"known backends: {', '.join(backend_names())}; others need their package installed"
@@ -103,7 +138,7 @@ def machine_reasons(record: Record) -> Iterator[Reason]:
     if description.problem:
         yield Reason("library", description.problem, description.install)
         return
-    built, here = str(record.map("built_with").get("platform") or ""), platform_name()
+    built, here = str(record.map("built_with").get("platform") or ""), machine.platform
     is_other_family = built.rpartition(" ")[2] != here.rpartition(" ")[2]
     if built and (
         (description.same_platform and built != here)
@@ -111,16 +146,16 @@ def machine_reasons(record: Record) -> Iterator[Reason]:
     ):
         problem = f"it was built on {built}, but this is {here}"
         yield Reason("platform", problem, "build it on such a machine")
-    if elsewhere := description.system_problem():
+    if elsewhere := description.system_problem(machine.system):
         yield Reason("platform", elsewhere.problem, elsewhere.hint)
         return
     version = ""
     try:
-        version = library_version(description.module)
+        version = machine.library_version(description.module)
     except Unavailable as error:
         problem = f"{description.title} {error.problem}"
         yield Reason("library", problem, install_command(record))
-    yield from description.reasons(record, version)
+    yield from description.reasons(record, version, machine)
 
 
 def engine_notes(record: Record) -> Iterator[str]:

@@ -64,6 +64,7 @@ ALLOWED: dict[str, set[str]] = {
         "workers",
     },
     "reduce": {"backends", "onnx_graphs", "stages", "workers"},
+    "release": {"deploy", "history", "stages.result", "store", "system", "table"},
     "cli": {
         "bisect",
         "deploy",
@@ -73,6 +74,7 @@ ALLOWED: dict[str, set[str]] = {
         "plan",
         "project",
         "reduce",
+        "release",
         "remote",
         "report",
         "stages.result",
@@ -171,7 +173,9 @@ def test_imports_point_one_way() -> None:
 
 
 # what the core must not know; lazy and type-only imports count
-OUTSIDE = ("buildsys.remote", "buildsys.deploy", "buildsys.history", "buildsys.report.html")
+OUTSIDE = tuple(
+    f"buildsys.{name}" for name in ("remote", "deploy", "history", "release", "report.html")
+)
 SEARCHES = {"bisect", "reduce", "upgrade"}
 CORE = ("system", "table", "manifest", "plan", "project", "store", "workers", "execution")
 
@@ -194,6 +198,19 @@ def test_only_their_commands_import_the_searches_for_causes() -> None:
         if own_imports(path) & SEARCHES and package_of(name) not in SEARCHES
     }
     assert importing == {f"buildsys.cli.commands.{name}" for name in SEARCHES}
+
+
+def test_only_their_commands_import_releases() -> None:
+    importing = {
+        name
+        for name, path in modules().items()
+        if "release" in own_imports(path) and package_of(name) != "release"
+    }
+    assert importing == {
+        "buildsys",
+        "buildsys.cli.commands.publish",
+        "buildsys.cli.commands.release",
+    }
 
 
 def test_the_remote_package_is_loaded_only_for_other_machines() -> None:

@@ -3,11 +3,10 @@
 Source: coremltools 9, ``coremltools.target`` and FeatureTypes.proto.
 """
 
-import platform
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from buildsys.system.backend_registry import BackendDescription, Reason, Record
+from buildsys.system.backend_registry import BackendDescription, Machine, Reason, Record
 
 Target = Literal[
     "iOS15", "iOS16", "iOS17", "iOS18", "iOS26",
@@ -47,9 +46,9 @@ class _CoreMl(BackendDescription):
         """Return False for a package of single shapes."""
         return bool(options["shapes"] != "enumerated")
 
-    def reasons(self, record: Record, here: str) -> Iterator[Reason]:
+    def reasons(self, record: Record, here: str, machine: Machine) -> Iterator[Reason]:
         version = record.figures.get("specification")
-        macos = platform.mac_ver()[0].partition(".")[0]
+        macos = machine.macos.partition(".")[0]
         if not macos or not isinstance(version, int) or version not in SYSTEMS:
             return
         if int(macos) < int(SYSTEMS[version][1].removeprefix("macOS")):

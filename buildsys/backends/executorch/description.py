@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from buildsys.system.backend_registry import BackendDescription, Reason, Record
+from buildsys.system.backend_registry import BackendDescription, Machine, Reason, Record
 
 
 class _ExecuTorch(BackendDescription):
@@ -17,7 +17,7 @@ class _ExecuTorch(BackendDescription):
         """Check for int8: the captured program is quantized, unless it has quantizers."""
         return bool(options["precision"] == "int8" and not options.get("quantized"))
 
-    def reasons(self, record: Record, here: str) -> Iterator[Reason]:
+    def reasons(self, record: Record, here: str, machine: Machine) -> Iterator[Reason]:
         from buildsys.system.compatibility import older_library  # slow
 
         return older_library(

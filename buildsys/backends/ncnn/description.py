@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from buildsys.system.backend_registry import BackendDescription, Reason, Record
+from buildsys.system.backend_registry import BackendDescription, Machine, Reason, Record
 
 PORTS = "engine.ports.json"  # names, types and ranges: the format itself has in0, out0, …
 
@@ -23,7 +23,7 @@ class _Ncnn(BackendDescription):
         """Check for 0 threads: as many as there are cores."""
         return options.get("threads") == 0
 
-    def reasons(self, record: Record, here: str) -> Iterator[Reason]:
+    def reasons(self, record: Record, here: str, machine: Machine) -> Iterator[Reason]:
         from buildsys.system.compatibility import older_library  # slow
 
         return older_library(record, here, "an older version may not have layers of the newer one")

@@ -4,7 +4,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from buildsys.backends.onnxruntime.execution_providers import CPU, compiles, known_providers
-from buildsys.system.backend_registry import Ability, BackendDescription, Gpus, Reason, Record
+from buildsys.system.backend_registry import (
+    Ability,
+    BackendDescription,
+    Gpus,
+    Machine,
+    Reason,
+    Record,
+)
 
 _LAYOUTS = ("avx", "avx2", "avx512f")  # weights are blocked in channels by their width
 
@@ -61,44 +68,36 @@ class _OnnxRuntime(BackendDescription):
         reordered = options["graph_optimization_level"] == "all" and not compiles(options)
         return "ONNX Runtime's layout pass orders nodes by address" if reordered else ""
 
-    def reasons(self, record: Record, here: str) -> Iterator[Reason]:
-        from importlib import import_module
-        from importlib.util import find_spec
-
+    def reasons(self, record: Record, here: str, machine: Machine) -> Iterator[Reason]:
         from buildsys.system.compatibility import older_library  # slow
-        from buildsys.system.devices import visible_gpus, why_no_gpu
 
         yield from older_library(
             record, here, "an older version may not support operators that the newer one added"
         )
-        if self.runs_on_gpu(record.map("settings")) and not visible_gpus():
-            problem = f"it needs an NVIDIA GPU, but {why_no_gpu()}"
+        if self.runs_on_gpu(record.map("settings")) and not machine.gpus:
+            problem = f"it needs an NVIDIA GPU, but {machine.why_no_gpu()}"
             yield Reason("gpu", problem, "run it on an NVIDIA GPU")
-        available = import_module(self.module).get_available_providers() if here else ()
+        available = machine.onnxruntime_providers() if here else ()
         for provider in known_providers(record.map("settings")):
-            plugin = provider.plugin.replace("-", "_")
-            has_plugin = plugin and find_spec(plugin) is not None
+            has_plugin = provider.plugin and machine.package_version(provider.plugin)
             if here and provider.title not in available and not has_plugin:
                 problem = f"the installed onnxruntime does not have its {provider.name} provider"
                 yield Reason("library", problem, provider.install)
         if record.map("settings").get("ep_context"):
-            yield from _context_reasons(record)
+            yield from _context_reasons(record, machine)
         if all(provider.name == CPU for provider in known_providers(record.map("settings"))):
-            yield from _check_processor(record)
+            yield from _check_processor(record, machine)
 
 
-def _context_reasons(record: Record) -> Iterator[Reason]:
+def _context_reasons(record: Record, machine: Machine) -> Iterator[Reason]:
     """Yield providers of another version than that whose compiled nodes the engine contains."""
-    from importlib import metadata  # slow
-
-    from buildsys.system.compatibility import version_numbers
+    from buildsys.system.compatibility import version_numbers  # slow
 
     for provider in known_providers(record.map("settings")):
         library = provider.context_library
         built = str(record.map("provider_libraries").get(library) or "")
-        try:
-            here = metadata.version(library) if built else ""
-        except metadata.PackageNotFoundError:  # it may be the system's
+        here = machine.package_version(library) if built else ""
+        if built and not here:  # it may be the system's
             continue
         is_newer = version_numbers(here) > version_numbers(built)
         if here != built and not (provider.reads_older_contexts and is_newer):
@@ -107,10 +106,10 @@ def _context_reasons(record: Record) -> Iterator[Reason]:
             yield Reason("version", problem, f"pip install '{library}=={built}'{newer}")
 
 
-def _check_processor(record: Record) -> Iterator[Reason]:
-    from buildsys.system.cpu import engine_instructions, overflows_in_int8
+def _check_processor(record: Record, machine: Machine) -> Iterator[Reason]:
+    from buildsys.system.cpu import overflows_in_int8
 
-    here, recorded = engine_instructions(), record.map("built_with").get("instructions")
+    here, recorded = machine.instructions, record.map("built_with").get("instructions")
     names = [str(name) for name in recorded] if isinstance(recorded, list) else []
     shares = record.map("precision_shares").get("weights")
     if (

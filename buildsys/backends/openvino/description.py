@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from buildsys.system.backend_registry import BackendDescription, Reason, Record
+from buildsys.system.backend_registry import BackendDescription, Machine, Reason, Record
 
 BLOB = "engine.blob"
 
@@ -35,9 +35,8 @@ class _OpenVino(BackendDescription):
         """Check for 0 threads: as many as there are cores."""
         return options.get("threads") == 0
 
-    def reasons(self, record: Record, here: str) -> Iterator[Reason]:
+    def reasons(self, record: Record, here: str, machine: Machine) -> Iterator[Reason]:
         from buildsys.system import compatibility as rules  # slow
-        from buildsys.system.cpu import engine_instructions
 
         settings = record.map("settings")
         if not settings.get("compiled"):
@@ -53,7 +52,9 @@ class _OpenVino(BackendDescription):
             remedy = f"{rules.install_command(record)}, or set compiled: false"
             yield Reason("version", problem, remedy)
         recorded = record.map("built_with").get("instructions")
-        others = {*recorded} ^ {*engine_instructions()} if isinstance(recorded, list) else set()
+        others = (
+            {*map(str, recorded)} ^ {*machine.instructions} if isinstance(recorded, list) else set()
+        )
         if settings.get("device") == "CPU" and others:
             names = ", ".join(sorted(others))
             problem = f"its compiled model is for another kind of processor (it differs in {names})"

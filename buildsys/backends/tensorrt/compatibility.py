@@ -6,14 +6,12 @@ documentation, "Engine Compatibility" and "CPU-Only AOT and TensorRT-RTX Engines
 
 from collections.abc import Iterator, Sequence
 
-from buildsys.system.backend_registry import Reason, Record, describe_backend
+from buildsys.system.backend_registry import Machine, Reason, Record, describe_backend
 from buildsys.system.compatibility import (
     built_version,
-    cuda_of_library,
     install_command,
     version_numbers,
 )
-from buildsys.system.devices import visible_gpus, why_no_gpu
 
 # major versions of a build and of the only later runtimes that take its version-compatible engines
 _LATER_MAJORS = {(8, 10), (10, 11)}
@@ -21,7 +19,7 @@ _AMPERE = (8, 0)
 _RELEASE = 3  # numbers of a version that identify an engine format
 
 
-def reasons(record: Record, here: str) -> Iterator[Reason]:
+def reasons(record: Record, here: str, machine: Machine) -> Iterator[Reason]:
     """Yield reasons by the version ``here`` ("": not installed), GPU and driver."""
     if rule := _version_rule(record, here):
         title, built = describe_backend(record.backend).title, built_version(record)
@@ -30,24 +28,27 @@ def reasons(record: Record, here: str) -> Iterator[Reason]:
         yield Reason("version", problem, remedy)
     portability, built_with = record.map("portability"), record.map("built_with")
     own = str(built_with.get("compute_capability") or "")
-    names = portability.get("compute_capabilities") or ([own] if own else [])
+    listed = portability.get("compute_capabilities")
+    names = listed if listed and isinstance(listed, list) else [own] if own else []
     suitable = [own if name == "current" else str(name) for name in names]
     runs_on_later = portability.get("hardware_compatibility") == "ampere_plus"
     built_for = "8.0 or later" if runs_on_later else join_or(suitable)
-    gpu = next(iter(visible_gpus()), None)
+    gpu = next(iter(machine.gpus), None)
     if gpu is None:
         target = f"a GPU of compute capability {built_for}" if built_for else "an NVIDIA GPU"
-        yield Reason("gpu", f"it needs an NVIDIA GPU, but {why_no_gpu()}", f"run it on {target}")
+        problem = f"it needs an NVIDIA GPU, but {machine.why_no_gpu()}"
+        yield Reason("gpu", problem, f"run it on {target}")
         return
     description = describe_backend(record.backend)
-    needed = cuda_of_library(description.module) or str(built_with.get("cuda_runtime") or "")
+    own_cuda = machine.cuda_of_library(description.module)
+    needed = version_numbers(own_cuda or str(built_with.get("cuda_runtime") or ""))
     supported = version_numbers(str(gpu.get("cuda_driver") or ""))
-    if needed.isdigit() and supported and supported[0] < int(needed):
+    if needed and supported and supported[0] < needed[0]:
         problem = (
             f"the NVIDIA driver {gpu.get('driver')} is too old: it supports CUDA up to"
-            f" {gpu['cuda_driver']}, but {description.title} here needs CUDA {needed}"
+            f" {gpu['cuda_driver']}, but {description.title} here needs CUDA {needed[0]}"
         )
-        yield Reason("driver", problem, f"install a driver that supports CUDA {needed}")
+        yield Reason("driver", problem, f"install a driver that supports CUDA {needed[0]}")
     capability = gpu["compute_capability"]
     fits = version_numbers(capability) >= _AMPERE if runs_on_later else capability in suitable
     if built_for and not fits:

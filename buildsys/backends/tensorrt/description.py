@@ -8,6 +8,7 @@ from buildsys.system.backend_registry import (
     Ability,
     BackendDescription,
     Gpus,
+    Machine,
     Reason,
     Record,
     uses_tf32,
@@ -62,11 +63,11 @@ class TensorRt(BackendDescription):
             return ""
         return "tf32: false" if "tf32" in options else "flags: {tf32: false}"
 
-    def reasons(self, record: Record, here: str) -> Iterator[Reason]:
+    def reasons(self, record: Record, here: str, machine: Machine) -> Iterator[Reason]:
         """Yield reasons by version, GPU and driver."""
         from buildsys.backends.tensorrt import compatibility  # slow
 
-        return compatibility.reasons(record, here)
+        return compatibility.reasons(record, here, machine)
 
     def notes(self, record: Record) -> Iterator[str]:
         """Yield facts worth knowing before an engine runs here."""

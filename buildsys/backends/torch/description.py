@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from buildsys.system.backend_registry import BackendDescription, Reason, Record
+from buildsys.system.backend_registry import BackendDescription, Machine, Reason, Record
 
 
 class _Torch(BackendDescription):
@@ -12,9 +12,8 @@ class _Torch(BackendDescription):
     def not_reproducible(self, options: Mapping[str, Any]) -> str:
         return "packages of AOTInductor have paths of their build in them"
 
-    def reasons(self, record: Record, here: str) -> Iterator[Reason]:
+    def reasons(self, record: Record, here: str, machine: Machine) -> Iterator[Reason]:
         from buildsys.system import compatibility as rules  # slow
-        from buildsys.system.cpu import engine_instructions
 
         built = rules.built_version(record)
         if here and built and rules.version_numbers(here)[:2] != rules.version_numbers(built)[:2]:
@@ -24,7 +23,9 @@ class _Torch(BackendDescription):
             )
             yield Reason("version", problem, rules.install_command(record))
         recorded = record.map("built_with").get("instructions")
-        missing = {*recorded} - {*engine_instructions()} if isinstance(recorded, list) else set()
+        missing = (
+            {*map(str, recorded)} - {*machine.instructions} if isinstance(recorded, list) else set()
+        )
         if missing:
             problem = f"it was compiled for processors with {', '.join(sorted(missing))}"
             yield Reason("processor", problem, "build it on this kind of processor")

@@ -35,6 +35,7 @@ HIDDEN = {  # rarely typed, or commands of scripts and of other commands' hints
     "bisect": "find the change that made an engine slower, larger or less accurate",
     "upgrade": "show what another version of a library changes, before it is installed",
     "reduce": "cut the graph of a failing engine to the nodes that still fail",
+    "release": "move channels among releases, choose an engine, write artifacts to serve",
     "gate": "accept a build that its gate rejects as the baseline of later builds",
     "ops": "show which operators the installed exporters, ONNX and runtimes support",
     "pages": "write the HTML pages of models and their index, without building anything",

@@ -22,13 +22,16 @@ from buildsys.execution.freshness import FRESH
 from buildsys.history.database import History, history_file
 from buildsys.manifest.schema.base import NAME_PATTERN
 from buildsys.plan.action import RESULT, Action
-from buildsys.project.load import STATE_FOLDER
+from buildsys.project.load import STATE_FOLDER, Project
 from buildsys.report.formatting import plural, size
 from buildsys.stages.table import BENCH, REPORT, target_of
 from buildsys.store.ledger import ActionRecord
 from buildsys.store.remote_folder import RemoteFolder, connect, place_errors
+from buildsys.store.signatures import SigningKey
 from buildsys.system.backend_registry import Reason
+from buildsys.system.engine_files import ENVELOPE
 from buildsys.system.printable import mask_secrets
+from buildsys.system.signatures import TrustedKeys
 
 SCHEMA, LIST_SCHEMA = "buildsys/publish/1", "buildsys/publish-list/1"
 PROVENANCE_SCHEMA = "buildsys/provenance/1"
@@ -39,14 +42,20 @@ _TIMEOUT_S = 30.0  # for SFTP connections
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Declare the options of ``buildsys publish``."""
-    add_names(parser, "[MODEL[:ENGINE] ...] URL --version V | --list URL")
+    add_names(parser, "[MODEL[:ENGINE] ...] URL --version V | --release V | --list URL")
     parser.epilog = (
         "URL is a folder (./releases) or a place of fsspec (s3://bucket/dir, sftp://host/dir).\n"
         "An engine is refused unless it matches its manifest and has passed validate, verify and\n"
-        "its gates; if one is refused, none is published (exit code 1)"
+        "its gates; if one is refused, none is published (exit code 1).\n"
+        "`buildsys help release` has the commands for releases and their channels"
     )
     add_json(parser)
     parser.add_argument("--version", default="", help="version of the engines, such as 1.4.0")
+    parser.add_argument(
+        "--release",
+        default="",
+        help="version of the engines, and of a release of all engines of their models with it",
+    )
     parser.add_argument("--list", action="store_true", help="list the published versions")
     add_filter(parser)
 
@@ -55,34 +64,45 @@ def run(options: Namespace) -> int:
     """Publish engines, or list the published ones."""
     only = ModelFilter.of(options)
     if options.list:
-        if len(options.names) != 1 or only or options.version:
+        if len(options.names) != 1 or only or options.version or options.release:
             hint = "write `buildsys publish --list URL`"
             raise UsageError("publish --list takes a URL and nothing else", hint)
-        return _list(options, _checked_url(options.names[0]))
+        return _list(options, checked_url(options.names[0]))
     *names, url = options.names or [""]
-    url = _checked_url(url)
+    url = checked_url(url)
     if not (names or only):
         hint = f"name a model or MODEL:ENGINE before {url}, or `engine` for all of them"
         raise UsageError("publish takes the engines to publish", hint)
-    version = options.version
+    if options.version and options.release:
+        raise UsageError("--release is the version, too", "remove --version")
+    version = options.release or options.version
     if not re.fullmatch(NAME_PATTERN, version):
         hint = "add --version 1.0.0: letters, digits and _ . + -, beginning with a letter or digit"
         raise UsageError(f"{version!r} is not a valid version", hint)
     session = BuildSession.read_only(options.root, names)
     engines = list(_select(session, names, only))
+    release: dict[str, Any] = {}
     is_refused = any(engine.state == REFUSED for engine in engines)
     if is_refused:
         engines = [engine if engine.state else engine._replace(state=SKIPPED) for engine in engines]
     else:
-        with _place(options.root, url) as folder:
+        with open_url(options.root, url) as folder:
+            if options.release:
+                from buildsys.release.making import check_release
+
+                names = [engine.name for engine in engines if not engine.state]
+                check_release(folder, version, names, release_keys(session.project)[1])
             engines = [_publish(folder, session, engine, version) for engine in engines]
+            if options.release:
+                release = _release(folder, session, engines, version)
     shown_url = mask_secrets(url)
     documents = [engine.as_json() for engine in engines]
     document = {"schema": SCHEMA, "url": shown_url, "version": version, "engines": documents}
+    document |= {"release": release} if release else {}
     if options.json:
         print_json(document)
     else:
-        _print(engines, shown_url, version)
+        _print(engines, shown_url, version, release)
     return _REFUSED if is_refused else session.exit_code
 
 
@@ -106,7 +126,7 @@ class _Publication(NamedTuple):
         return {"engine": self.name, "state": self.state, "reasons": reasons, "files": files}
 
 
-def _checked_url(typed: str) -> str:
+def checked_url(typed: str) -> str:
     """Return the URL or folder on the command line. Raises: UsageError: it is neither."""
     if "/" not in typed:
         hint = "write s3://bucket/engines, or ./releases for a folder"
@@ -117,7 +137,7 @@ def _checked_url(typed: str) -> str:
 
 
 @contextmanager
-def _place(root: Path, url: str) -> Iterator[RemoteFolder]:
+def open_url(root: Path, url: str) -> Iterator[RemoteFolder]:
     """Connect to a URL; raise StageError for a problem of its place, in one sentence."""
     hint = "check the URL, its credentials and its permissions"
     with place_errors(f"cannot use {mask_secrets(url)}", hint):
@@ -141,6 +161,33 @@ def _publish(
     made = EngineVersion(action.model, action.variant, version, files, provenance)
     is_new = publish_version(folder, made)
     return engine._replace(state=PUBLISHED if is_new else UNCHANGED, files=files)
+
+
+def _release(
+    folder: RemoteFolder, session: BuildSession, engines: Sequence[_Publication], version: str
+) -> dict[str, Any]:
+    """Make a release of the engines' models; describe it."""
+    from buildsys.release.making import document_signer, make_release
+
+    key, keys = release_keys(session.project)
+    models = {engine.action.model for engine in engines}
+    index, is_new = make_release(folder, version, models, document_signer(key), keys)
+    return {
+        "release": version,
+        "state": PUBLISHED if is_new else UNCHANGED,
+        "engines": [variant.name for variant in index.variants],
+        "signed": ENVELOPE in index.document,
+    }
+
+
+def release_keys(project: Project) -> tuple[SigningKey | None, TrustedKeys | None]:
+    """Return the key that signs releases, and the keys to trust; None if nothing is checked."""
+    settings = project.signing()
+    key = SigningKey(settings.key) if settings.key else None
+    if not settings.trusted or settings.unsigned != "refuse":
+        return key, None
+    own = (key.public_key,) if key else ()
+    return key, TrustedKeys.of((*settings.trusted, *own), settings.revoked)
 
 
 def _select(
@@ -245,7 +292,9 @@ def _target_json(record: ActionRecord) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _print(engines: Sequence[_Publication], url: str, version: str) -> None:
+def _print(
+    engines: Sequence[_Publication], url: str, version: str, release: Mapping[str, Any]
+) -> None:
     rows = []
     for engine in engines:
         details = [f"{reason.problem}; run `{reason.remedy}`" for reason in engine.reasons]
@@ -258,11 +307,17 @@ def _print(engines: Sequence[_Publication], url: str, version: str) -> None:
     counts = Counter(engine.state for engine in engines)
     states = (state for state in (PUBLISHED, UNCHANGED, SKIPPED, REFUSED) if counts[state])
     summary = ", ".join(f"{counts[state]} {state}" for state in states)
-    print_rows(rows, [f"{summary}; nothing was published" if counts[REFUSED] else summary])
+    closing = [f"{summary}; nothing was published" if counts[REFUSED] else summary]
+    if release:
+        signed = "" if release["signed"] else "; it is not signed: cache.signing_key names a key"
+        number = plural(len(release["engines"]), "engine")
+        closing += [f"{release['state']} the release {version} with {number}{signed}"]
+        closing += [f"next: buildsys release promote {url} {version}"]
+    print_rows(rows, closing)
 
 
 def _list(options: Namespace, url: str) -> int:
-    with _place(options.root, url) as folder:
+    with open_url(options.root, url) as folder:
         versions = list(list_versions(folder))
     rows = [
         [

@@ -197,7 +197,8 @@ def test_a_processor_without_the_instructions(
     edit(
         file, lambda figures: figures["built_with"].update(instructions=["avx", "avx2", "avx512f"])
     )
-    monkeypatch.setattr("buildsys.system.cpu.engine_instructions", lambda: ["avx", "avx2"])
+    module = "buildsys.system.compatibility"
+    monkeypatch.setattr(f"{module}.engine_instructions", lambda: ["avx", "avx2"])
     (reason,) = can_run(file).reasons
     assert (
         reason.problem
@@ -216,7 +217,7 @@ def test_int8_products_that_overflow_on_this_processor(
         figures["precision_shares"]["weights"] = shares
 
     def instructions(*names: str) -> None:
-        module = "buildsys.system.cpu"
+        module = "buildsys.system.compatibility"
         monkeypatch.setattr(f"{module}.engine_instructions", lambda: list(names))
 
     file = copied(ort_built, tmp_path)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from buildsys.backends.coreml import description, package
+from buildsys.backends.coreml import package
 from buildsys.backends.coreml.description import DESCRIPTION
 from buildsys.backends.interface import load_backend
 from buildsys.errors import StageError, Unavailable
-from buildsys.system.backend_registry import Record
+from buildsys.system.backend_registry import Machine, Record
 from buildsys.system.compatibility import engine_notes, machine_reasons
 
 WEIGHTS = "Data/com.apple.CoreML/weights/weight.bin"
@@ -107,8 +107,8 @@ def test_elsewhere_an_engine_names_the_system_that_it_needs(
 
 
 @pytest.mark.parametrize(("here", "runs"), [("12.7", False), ("13.0", True), ("26.1", True)])
-def test_an_older_macos_is_refused(monkeypatch: pytest.MonkeyPatch, here: str, runs: bool) -> None:
-    monkeypatch.setattr(description.platform, "mac_ver", lambda: (here, ("", "", ""), ""))
-    found = [str(reason) for reason in DESCRIPTION.reasons(Record("coreml", RECORD), "9.0")]
+def test_an_older_macos_is_refused(here: str, runs: bool) -> None:
+    mac = Machine("Darwin arm64", macos=here)
+    found = [str(reason) for reason in DESCRIPTION.reasons(Record("coreml", RECORD), "9.0", mac)]
     assert (not found) is runs
     assert all("built for macOS 13 or iOS 16, but this is macOS 12; build it" in f for f in found)

@@ -1,0 +1,160 @@
+"""buildsys release: channels and releases at a URL, and the choice of an engine."""
+
+import re
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from buildsys.cli.command import add_json, add_names, find_project, print_answer
+from buildsys.cli.commands.publish import checked_url, open_url, release_keys
+from buildsys.cli.console.rows import format_table
+from buildsys.errors import UsageError
+from buildsys.manifest.schema.base import NAME_PATTERN
+from buildsys.project.load import empty_project
+from buildsys.release.command import add_resolve_arguments, resolve_and_print
+from buildsys.report.formatting import plural
+from buildsys.system.printable import mask_secrets
+from buildsys.system.units import parse_duration
+
+SCHEMA = "buildsys/release-command/1"
+_KEPT = 5
+Answer = tuple[dict[str, Any], Sequence[str]]
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Declare the options of ``buildsys release``."""
+    add_names(parser, "list URL | promote URL RELEASE | rollback URL | gc URL | resolve URL")
+    parser.epilog = (
+        "list      the releases and channels at a URL\n"
+        "promote   point a channel to a release\n"
+        "rollback  point a channel to its release before the present one\n"
+        "gc        remove releases that no channel needs, and uploads that were given up\n"
+        "resolve   rank the engines of a release for this machine, with every refusal\n"
+        "`buildsys publish … --release V` makes a release"
+    )
+    add_json(parser)
+    add_resolve_arguments(parser)
+    parser.add_argument(
+        "--keep", type=int, default=_KEPT, help=f"gc: keep the newest releases (default: {_KEPT})"
+    )
+    parser.add_argument("--older-than", default="1d", help="gc: spare what is younger (1d)")
+    parser.add_argument("--dry-run", action="store_true", help="gc: remove nothing")
+
+
+def needs_project(_options: Namespace) -> bool:
+    """Use the settings of the project around the folder, if there is one."""
+    return find_project(Path.cwd()) is not None
+
+
+def run(options: Namespace) -> int:
+    """Run the subcommand."""
+    commands: dict[str, tuple[Callable[..., Answer], int]] = {
+        "list": (_list, 0),
+        "promote": (_promote, 1),
+        "rollback": (_rollback, 0),
+        "gc": (_collect, 0),
+    }
+    name, *others = options.names or [""]
+    if name == "resolve" and len(others) == 1:
+        return resolve_and_print(checked_url(others[0]), options)
+    if name not in commands or len(others) != commands[name][1] + 1:
+        hint = "run `buildsys help release` for its subcommands"
+        raise UsageError("release takes a subcommand and a URL", hint)
+    command, url = commands[name][0], checked_url(others[0])
+    for name in (options.channel, *others[1:]):
+        if not re.fullmatch(NAME_PATTERN, name):
+            raise UsageError(f"{name!r} is not a valid name", "use letters, digits and _ . + -")
+    with open_url(options.root, url) as folder:
+        document, lines = command(folder, options, *others[1:])
+    document = {"schema": SCHEMA, "url": mask_secrets(url), **document}
+    print_answer(options, document, lines)
+    return 0
+
+
+def _list(folder: Any, options: Namespace) -> Answer:
+    from buildsys.release.collection import list_releases
+
+    _, keys = release_keys(empty_project(options.root))
+    listing = list_releases(folder, keys)
+    at: dict[str, list[str]] = {}
+    for channel, history in listing.channels.items():
+        if history:
+            at.setdefault(history[-1].release, []).append(f"{channel} ({history[-1].serial})")
+    rows = [
+        (
+            index.release,
+            index.published[:16].replace("T", " "),
+            ", ".join(sorted(variant.name for variant in index.variants)),
+            ", ".join(sorted(at.get(index.release, []))),
+        )
+        for index in listing.releases
+    ]
+    document = {
+        "channels": {
+            name: [pointer._asdict() for pointer in history]
+            for name, history in listing.channels.items()
+        },
+        "releases": [index.document for index in listing.releases],
+        "problems": listing.problems,
+    }
+    titles = ("release", "published (UTC)", "engines", "channels")
+    lines = format_table(titles, rows) if rows else ["there are no releases"]
+    return document, [*lines, *listing.problems]
+
+
+def _promote(folder: Any, options: Namespace, release: str) -> Answer:
+    from buildsys.release.channels import PROMOTE
+    from buildsys.release.making import find_release
+    from buildsys.system.engine_files import content_digest
+
+    _, keys = release_keys(empty_project(options.root))
+
+    def digest() -> str:
+        if (index := find_release(folder, release, keys)) is None:
+            hint = "`buildsys release list URL` lists all"
+            raise UsageError(f"there is no release {release}", hint)
+        return content_digest(index.document)
+
+    answer = _change(folder, options, lambda _: (PROMOTE, release, digest()))
+    digest()  # else it was removed meanwhile
+    return answer
+
+
+def _rollback(folder: Any, options: Namespace) -> Answer:
+    from buildsys.release.channels import ROLLBACK, Pointer, earlier_release
+
+    def earlier(history: list[Pointer]) -> tuple[str, str, str]:
+        pointer = earlier_release(history)
+        return ROLLBACK, pointer.release, pointer.index_sha256
+
+    return _change(folder, options, earlier)
+
+
+def _change(folder: Any, options: Namespace, choose: Callable[[Any], Any]) -> Answer:
+    from buildsys.release.channels import change_channel
+    from buildsys.release.making import document_signer
+
+    key, keys = release_keys(empty_project(options.root))
+    pointer = change_channel(folder, options.channel, choose, document_signer(key), keys)
+    line = f"{pointer.channel} is {pointer.release} (serial {pointer.serial})"
+    return {"channel": pointer._asdict()}, [line if key else f"{line}; it is not signed"]
+
+
+def _collect(folder: Any, options: Namespace) -> Answer:
+    from buildsys.release.collection import collect
+
+    try:
+        spared_s = parse_duration(options.older_than)
+    except ValueError as error:
+        raise UsageError(f"--older-than: {error}") from None
+    if options.keep < 0:
+        raise UsageError(f"--keep is {options.keep}", "write a number from 0")
+    _, keys = release_keys(empty_project(options.root))
+    done = collect(folder, keys, keep=options.keep, spared_s=spared_s, dry_run=options.dry_run)
+    verb = "would remove" if options.dry_run else "removed"
+    lines = [f"{verb}  release {release}" for release in done.releases]
+    lines += [f"{verb}  {place}" for place in (*done.engines, *done.uploads)]
+    parts = plural(len(done.releases), "release"), plural(len(done.uploads), "unfinished upload")
+    lines.append(f"{verb} {' and '.join(parts)}")
+    return {"dry_run": options.dry_run, **done._asdict()}, lines
