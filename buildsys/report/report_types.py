@@ -83,6 +83,11 @@ class TimingLine:
     queued_throughput_per_s: float | None = None  # if the GPU never waits for the host
     device_memory_bytes: int | None = None  # an execution context without weights
     memory_taken_bytes: int | None = None  # difference in free device memory
+    macs: int | None = None  # of an engine in the main case
+    bytes: int | None = None  # of its weights, inputs and outputs
+    of_peak: float | None = None  # shares of what its device can do
+    of_bandwidth: float | None = None
+    bound: str = ""  # compute | memory | unknown
 
 
 @dataclass(frozen=True)
@@ -97,6 +102,10 @@ class LayerLine:
     share: float | None
     nodes: tuple[str, ...]  # names in the ONNX graph
     provider: str = ""  # "" if all nodes run on the CPU
+    macs: int | None = None
+    bytes: int | None = None  # read from and written for other layers
+    of_bound: float | None = None  # share of its time that its bound needs at least
+    bound: str = ""  # compute | memory | unknown
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 _CPU_LIMIT = "/sys/fs/cgroup/cpu.max"
 _TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+_CACHES = "/sys/devices/system/cpu/cpu{}/cache"
 _STAT = Path("/proc/stat")
 _IDLE_FIELDS = (3, 4)  # idle and iowait in a line of /proc/stat
 _INSTRUCTION_SETS = re.compile(
@@ -93,6 +94,17 @@ def usable_threads(environment: Mapping[str, str]) -> int:
     with suppress(KeyError, ValueError):
         return max(1, min(usable_cores(), int(environment["OMP_NUM_THREADS"])))
     return usable_cores()
+
+
+def cache_bytes() -> int:
+    """Add up the last-level caches of the usable processors, 0 if they are unknown."""
+    caches: dict[str, int] = {}
+    for processor in usable_processors():
+        with suppress(OSError, ValueError):
+            last = max(Path(_CACHES.format(processor)).glob("index*"))
+            size = (last / "size").read_text().strip()
+            caches[(last / "shared_cpu_list").read_text()] = int(size.removesuffix("K")) * 1024
+    return sum(caches.values())
 
 
 def _quota() -> int:

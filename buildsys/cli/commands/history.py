@@ -28,6 +28,7 @@ from buildsys.stages.table import BENCH, ENGINE, ENGINE_STAGES, VERIFY
 SCHEMA, IMPORT_SCHEMA = "buildsys/history/1", "buildsys/history-import/1"
 _IMPORT = "import"
 _WIDTH = 80
+_START = 5  # the column of cold starts, left out if no build has any
 _COMPLETE = ("passed", "noisy")
 _HARDWARE = ("device:cpu.model", "device:cpu.cores", "device:gpu.name")
 
@@ -132,6 +133,8 @@ def _run_table(builds: Sequence[Build], count: int) -> Iterator[str]:
         notes = [failed[0].status] if failed else ["noisy"] if noisy else []
         if all(build.how == RESTORED for build in stages.values()):
             notes.append(RESTORED)
+        start, is_unsteady = _cold_start(bench)
+        notes += ["start noisy"] if is_unsteady else []
         rows.append(
             [
                 last.short_id,
@@ -139,6 +142,7 @@ def _run_table(builds: Sequence[Build], count: int) -> Iterator[str]:
                 _revision(last),
                 latency(p50_ms, noisy=noisy) if (p50_ms := bench.get("latency_p50_ms")) else "",
                 _precision(bench),
+                start,
                 size(engine["bytes"]) if "bytes" in engine else "",
                 error(verify["relative"]) if "relative" in verify else "",
                 " ".join(notes),
@@ -147,7 +151,9 @@ def _run_table(builds: Sequence[Build], count: int) -> Iterator[str]:
         for build in failed:
             text = f"{build.short_id} {build.stage} {build.status}: {build.reason}"
             problems.append(fold(text, _WIDTH - 4)[0])
-    titles = ("id", "built (UTC)", "revision", "p50 ms>", "±>", "size>", "error>", "")
+    titles = ["id", "built (UTC)", "revision", "p50 ms>", "±>", "start ms>", "size>", "error>", ""]
+    if not any(row[_START] for row in rows):
+        titles, *rows = ([*row[:_START], *row[_START + 1 :]] for row in (titles, *rows))
     yield from (f"  {line}" for line in format_table(titles, rows))
     yield from (f"  {line}" for line in problems)
     if len(runs) > count:
@@ -227,6 +233,16 @@ def _precision(bench: Mapping[str, Any]) -> str:
             return f"{100 * max(high - p50_ms, p50_ms - low) / p50_ms:.1f} %"
         case _:
             return ""
+
+
+def _cold_start(bench: Mapping[str, Any]) -> tuple[str, bool]:
+    """Add up loading and the first call, timed by fresh processes; tell if one is noisy."""
+    noisy = bool({"load_ms", "first_call_ms"} & {*(bench.get("noisy_starts") or ())})
+    match bench.get("load_ms"), bench.get("first_call_ms"):
+        case int() | float() as load_ms, int() | float() as call_ms:
+            return latency(load_ms + call_ms, noisy=noisy), noisy
+        case _:
+            return "", False
 
 
 def _revision(build: Build) -> str:

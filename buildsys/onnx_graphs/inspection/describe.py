@@ -160,11 +160,16 @@ class Macs:
 
 
 def _count(model: ModelProto, dims: Mapping[str, int]) -> Macs:
-    """Count a model, with functions inlined if possible."""
+    """Count a model at the sizes ``dims``."""
+    return count_macs(plain_model(inline_for_count(model), dims).body)
+
+
+def inline_for_count(model: ModelProto) -> ModelProto:
+    """Inline functions if possible; weights without values are enough to count."""
     if model.functions:
         with suppress(RuntimeError, ValueError):  # no conversion to the model's opset
-            model = inline_all(without_weights(model))
-    return count_macs(plain_model(model, dims).body)
+            return inline_all(without_weights(model))
+    return model
 
 
 def count_macs(body: Body) -> Macs:

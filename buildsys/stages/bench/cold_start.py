@@ -6,9 +6,11 @@ The engine's files are in the page cache, as the benchmark has just read them.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, cast
@@ -28,7 +30,7 @@ _CALLS, _CALLS_NS = 20, 200 * _NS_PER_MS  # at least
 _FEW_CALLS, _MOST_NS = 5, 3000 * _NS_PER_MS  # slow calls end earlier
 
 
-def measure_cold_starts(job: Job, case: Path) -> ColdStart:
+def measure_cold_starts(job: Job, case: Path, *, on_gpu: bool) -> ColdStart:
     """Load and call the engine of a bench job in fresh processes, on the inputs of ``case``."""
     from buildsys.stages.bench.fresh_process import fresh_processes  # not in those processes
 
@@ -38,7 +40,7 @@ def measure_cold_starts(job: Job, case: Path) -> ColdStart:
         for number in range(count):
             job.progress(f"cold start {number + 1} of {count}")
             place = str(job.inputs["engine"]), str(case), str(job.project)
-            answer = ask([time.monotonic_ns(), backend, *place], _LIMIT_S)
+            answer = ask([time.monotonic_ns(), backend, *place, on_gpu], _LIMIT_S)
             if "problem" in answer:
                 return cast("ColdStart", answer)
             for name, value in answer.items():
@@ -48,7 +50,7 @@ def measure_cold_starts(job: Job, case: Path) -> ColdStart:
 
 def main() -> None:
     """Answer the request on stdin with figures, or with the problem of loading the engine."""
-    began_ns, backend, engine, case, project = json.load(sys.stdin)
+    began_ns, backend, engine, case, project, on_gpu = json.load(sys.stdin)
     clock = time.monotonic_ns  # that of all processes
     try:
         from buildsys.backends.interface import load_backend
@@ -60,13 +62,13 @@ def main() -> None:
         from buildsys.onnx_graphs.tensors import load_case
 
         inputs = {name: tensor.typed() for name, tensor in load_case(Path(case)).inputs.items()}
-        figures |= _memory("imports")
+        figures |= _memory("imports", on_gpu=on_gpu)
         start_ns = clock()
         with load_engine(engine, project=project) as loaded:
             figures["load_ms"] = (clock() - start_ns) / _NS_PER_MS
-            figures |= _memory("loaded")
+            figures |= _memory("loaded", on_gpu=on_gpu)
             calls_ns = [_timed(lambda: loaded.run(inputs))]
-            figures |= _memory("called")
+            figures |= _memory("called", on_gpu=on_gpu)
             while not _is_enough(calls_ns):
                 calls_ns.append(_timed(lambda: loaded.run(inputs)))
         count = count_warm_up(calls_ns)
@@ -102,7 +104,15 @@ def _timed(call: Callable[[], object]) -> int:
     return time.monotonic_ns() - start_ns
 
 
-def _memory(when: str) -> dict[str, float]:
-    """Read this process's resident memory, {} where it is unknown."""
+def _memory(when: str, *, on_gpu: bool) -> dict[str, float]:
+    """Read this process's resident memory, and the GPU's memory in use, if they are known."""
     names = f"{when}_bytes", "peak_bytes"
-    return dict(zip(names, resident_memory() or (), strict=False))
+    figures: dict[str, float] = dict(zip(names, resident_memory() or (), strict=False))
+    if on_gpu:
+        # without a context of CUDA, whose start is part of loading
+        from buildsys.system.devices import VISIBLE_DEVICES, GpuError, read_gpus
+
+        with suppress(GpuError, IndexError, TypeError):  # a part of a GPU may not say it
+            gpu = read_gpus(os.environ.get(VISIBLE_DEVICES))[0]
+            figures[f"gpu_{when}_bytes"] = gpu["memory_bytes"] - gpu["free_bytes"]
+    return figures

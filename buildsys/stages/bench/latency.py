@@ -6,12 +6,14 @@ from typing import Any, cast
 import numpy as np
 
 from buildsys.backends.measurement import Samples
-from buildsys.history.statistics import median_interval
+from buildsys.history.statistics import median, median_interval
 from buildsys.manifest.default_limits import STEADY_INTERVAL
 from buildsys.report.formatting import percent
 from buildsys.stages.bench.result import (
+    COLD_TIMES,
     ENGINE_CONTENDERS,
     BenchCase,
+    ColdStart,
     ContenderResult,
     Latencies,
     engine_contender,
@@ -141,6 +143,20 @@ def mark_noisy(
         doubt = median_doubt(latencies["p50_ms"], latencies.get("p50_interval_ms"), limit)
         if reason := doubt or disturbance:
             contender["noisy"] = reason
+
+
+def mark_noisy_starts(figures: ColdStart) -> None:
+    """Set ``noisy`` to the times of fresh processes whose medians are not steady."""
+    times: Mapping[str, Any] = figures
+    doubts: dict[str, str] = {}
+    for name in COLD_TIMES:
+        if values := times.get(name):
+            interval = median_interval(values)
+            # few processes: all of them
+            ends = interval[::2] if interval else (min(values), max(values))
+            doubts[name] = median_doubt(median(values), ends if len(values) > 1 else None)
+    if noisy := {name: doubt for name, doubt in doubts.items() if doubt}:
+        figures["noisy"] = noisy
 
 
 def _decisive(contender: ContenderResult) -> Latencies:

@@ -8,11 +8,18 @@ from buildsys.report import formatting as q
 from buildsys.report.engines import contender_title
 from buildsys.report.report_types import Table
 from buildsys.report.result_files import Result
-from buildsys.stages.bench.result import ENGINE_CONTENDERS, BenchCase, BenchResult, engine_contender
+from buildsys.stages.bench.result import (
+    COLD_TIMES,
+    ENGINE_CONTENDERS,
+    BenchCase,
+    BenchResult,
+    headline,
+)
 
 _CLEARLY_FASTER = 0.98
-_COLD_TIMES = ("imports_ms", "load_ms", "first_call_ms")
-_COLD_FIGURES = (*_COLD_TIMES, "warmup_calls", "warmup_ms", "peak_bytes")
+_COLD_FIGURES = (
+    *COLD_TIMES, "warmup_calls", "warmup_ms", "peak_bytes", "gpu_imports_bytes", "gpu_called_bytes",
+)  # fmt: skip
 _COLD_COLUMNS = (
     "engine", "imports ms>", "load ms>", "first call ms>", "warm-up>",
     "memory>", "+ load>", "+ first call>", "peak>",
@@ -22,12 +29,13 @@ _COLD_NOTES = (
     "Imports count from the start of the process.",
     "Warm-up: calls before the first that is within 10 % of the steady median.",
     "Memory is resident: after imports, what loading and the first call add, and the peak.",
+    "Noisy: a median that is not known within 5 %.",
 )
 
 
 def key_figure(result: BenchResult) -> str:
     """Describe the engine's latency, and a contender that is faster."""
-    name, case, contender = _headline(result)
+    name, case, contender = headline(result)
     contenders = case["contenders"]
     own = contenders[contender]
     if own.get("noisy"):
@@ -46,7 +54,7 @@ def key_figure(result: BenchResult) -> str:
 
 def history_figures(result: BenchResult) -> dict[str, Any]:
     """Collect the engine's latencies in the main case."""
-    name, case, contender = _headline(result)
+    name, case, contender = headline(result)
     own = case.get("contenders", {}).get(contender, {})
     gpu, medians = own.get("gpu", {}), _steady_medians(case)
     return {
@@ -62,6 +70,7 @@ def history_figures(result: BenchResult) -> dict[str, Any]:
         "device_memory_bytes": own.get("device_memory_bytes"),
         "noisy": [own["noisy"]] if own.get("noisy") else None,
         **{n: v for n, v in _medians(result).items() if n in _COLD_FIGURES},
+        "noisy_starts": [*result.get("cold_start", {}).get("noisy", {})] or None,
     }
 
 
@@ -75,15 +84,15 @@ def table(results: Iterable[Result[BenchResult]]) -> Table:
         if not measured:
             continue
         medians = _medians(result.content)
-        when = "imports", "loaded", "called", "peak"
-        imports, loaded, called, peak = (medians.get(f"{name}_bytes") for name in when)
-        times = [_with_range(measured.get(name, ())) for name in _COLD_TIMES]
+        noisy = measured.get("noisy", {})
+        times = [_with_range(measured.get(n, ()), noisy=n in noisy) for n in COLD_TIMES]
         calls, warmup_ms = (medians.get(f"warmup_{unit}") for unit in ("calls", "ms"))
         times.append(
             q.NOTHING if calls is None else f"{q.number(calls)} ({q.number(warmup_ms)} ms)"
         )
-        more = _added(imports, loaded), _added(loaded, called)
-        rows.append((result.variant, *times, q.size(imports), *more, q.size(peak)))
+        more = _added(medians, "imports", "loaded"), _added(medians, "loaded", "called")
+        imports, peak = (q.size(medians.get(f"{when}_bytes")) for when in ("imports", "peak"))
+        rows.append((result.variant, *times, imports, *more, peak))
     return Table("Cold start", _COLD_COLUMNS, tuple(rows), tuple(notes))
 
 
@@ -93,24 +102,24 @@ def _medians(result: BenchResult) -> dict[str, float]:
     return {name: median(values) for name, values in measured.items() if isinstance(values, list)}
 
 
-def _with_range(values: Sequence[float]) -> str:
+def _with_range(values: Sequence[float], *, noisy: bool = False) -> str:
     if not values:
         return q.NOTHING
     ends = q.number(min(values)), q.number(max(values))
-    text = q.number(median(values))
-    return text if len({*ends}) == 1 else f"{text} ({' to '.join(ends)})"
+    text = q.latency(median(values), noisy=True) if noisy else q.number(median(values))
+    text += "" if len({*ends}) == 1 else f" ({' to '.join(ends)})"
+    return f"{text}, noisy" if noisy else text
 
 
-def _added(before: float | None, after: float | None) -> str:
-    return q.NOTHING if before is None or after is None else f"+{q.size(max(after - before, 0))}"
-
-
-def _headline(result: BenchResult) -> tuple[str, BenchCase, str]:
-    """Find the main case and the engine's contender in it."""
-    cases = result.get("cases", {})
-    name = "opt" if "opt" in cases else next(iter(cases), "")
-    case = cases.get(name, {})
-    return name, case, engine_contender(case.get("contenders", {}))
+def _added(medians: Mapping[str, float], before: str, after: str) -> str:
+    """Describe the memory that a step adds, to the process and to the GPU."""
+    parts = []
+    for place in ("", "gpu_"):
+        ends = medians.get(f"{place}{before}_bytes"), medians.get(f"{place}{after}_bytes")
+        if ends[0] is not None and ends[1] is not None:
+            added = q.size(max(ends[1] - ends[0], 0))
+            parts.append(f"GPU +{added}" if place else f"+{added}")
+    return ", ".join(parts) or q.NOTHING
 
 
 def _steady_medians(case: BenchCase) -> dict[str, float]:

@@ -9,6 +9,7 @@ from buildsys.stages.engine.result import SlowLayer
 from buildsys.system.typed_dict import TypedDict
 
 ENGINE_CONTENDERS = ENGINE, ENGINE_CUDA_GRAPH = "engine", "engine_cuda_graph"
+COLD_TIMES = ("imports_ms", "load_ms", "first_call_ms")
 
 
 class Latencies(TypedDict, total=False):
@@ -64,7 +65,22 @@ class ColdStart(TypedDict, total=False):
     loaded_bytes: list[int]
     called_bytes: list[int]  # after the first call
     peak_bytes: list[int]  # until then
+    gpu_imports_bytes: list[int]  # in use on the GPU
+    gpu_loaded_bytes: list[int]
+    gpu_called_bytes: list[int]
+    noisy: dict[str, str]  # time -> why its median is not steady
     problem: str  # why the engine could not be loaded
+
+
+class MachineSpeed(TypedDict, total=False):
+    """The fastest products and copies on the engine's device, right after the timing."""
+
+    threads: int
+    macs_per_s: float  # multiply-accumulates of a large matrix product
+    macs_type: str  # float32, tf32, float16, bfloat16
+    bytes_per_s: float  # read and written by copies
+    cache_bytes: int  # of the last level
+    missing: list[str]  # why a figure is
 
 
 class BenchResult(ResultHeader, total=False):
@@ -77,6 +93,7 @@ class BenchResult(ResultHeader, total=False):
     noisy: list[str]
     settings: dict[str, Any]
     cold_start: ColdStart
+    machine: MachineSpeed
     left_out: dict[str, str]  # baseline -> reason
     slowest_layers: list[SlowLayer]  # only ONNX Runtime; measured after all contenders
 
@@ -113,6 +130,14 @@ def engine_contender(contenders: Container[str]) -> str:
     """Choose the engine's contender, without CUDA graph if possible."""
     only_graph = ENGINE not in contenders and ENGINE_CUDA_GRAPH in contenders
     return ENGINE_CUDA_GRAPH if only_graph else ENGINE
+
+
+def headline(result: BenchResult) -> tuple[str, BenchCase, str]:
+    """Find the main case and the engine's contender in it."""
+    cases = result.get("cases", {})
+    name = "opt" if "opt" in cases else next(iter(cases), "")
+    case = cases.get(name, {})
+    return name, case, engine_contender(case.get("contenders", {}))
 
 
 def recorded_interval(latencies: Mapping[str, Any]) -> tuple[float, float] | None:

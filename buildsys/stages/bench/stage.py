@@ -21,7 +21,14 @@ from buildsys.onnx_graphs.output_policies import compare_outputs
 from buildsys.onnx_graphs.tensors import Tensor, load_case, load_tensors
 from buildsys.report.formatting import duration
 from buildsys.stages.bench.cold_start import measure_cold_starts
-from buildsys.stages.bench.latency import disturbances, mark_noisy, noise, summarize
+from buildsys.stages.bench.latency import (
+    disturbances,
+    mark_noisy,
+    mark_noisy_starts,
+    noise,
+    summarize,
+)
+from buildsys.stages.bench.machine import measure_machine
 from buildsys.stages.bench.result import BenchCase, BenchResult, ContenderResult, engine_contender
 from buildsys.stages.bench.timed_engine import LocalEngine, RemoteEngine, open_engine
 from buildsys.stages.engine.result import SlowLayer
@@ -124,7 +131,7 @@ def run(job: Job) -> StageResult:
     if "engine" not in job.inputs:
         return StageResult("unavailable", "there is no engine: see the result of its engine target")
     options, gpu = job.options["engine"], job.options["bench"].get("gpu")
-    threads = int(options.get("intra_op_threads") or usable_cores())
+    threads = int(options.get("intra_op_threads") or options.get("threads") or usable_cores())
     timing = GpuTiming(**{**gpu, "cuda_graph": tuple(gpu["cuda_graph"])}) if gpu else None
     try:
         engine = open_engine(job)
@@ -150,8 +157,13 @@ def run(job: Job) -> StageResult:
             figures |= {"slowest_layers": cast(list[SlowLayer], layers)} if layers else {}
     finally:
         engine.close()
+    job.progress("measuring the machine")
+    kind = engine.device["kind"]
+    figures["machine"] = measure_machine(kind, options, threads, job.options["bench"])
     if job.options["bench"]["cold_start"]:
-        figures["cold_start"] = measure_cold_starts(job, job.inputs[f"case.{case}"])
+        inputs = job.inputs[f"case.{case}"]
+        figures["cold_start"] = measure_cold_starts(job, inputs, on_gpu=kind == "gpu")
+        mark_noisy_starts(figures["cold_start"])
     reasons = figures["noisy"]
     if not reasons:
         return StageResult(figures=figures)

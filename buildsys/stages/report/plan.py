@@ -40,7 +40,11 @@ def plan_report(model: ModelPlan, actions: Mapping[str, Action]) -> Iterator[Act
         "report",
         "report/report.json",
         needs=NO_NEEDS,
-        options={"manifest": manifest, "pictures": pictures},
+        options={
+            "manifest": manifest,
+            "pictures": pictures,
+            "sources": {engine.name: engine.source_target for engine in model.engines},
+        },
         inputs={
             **{action.target: action.outputs["result"] for action in results},
             **{f"graph:{action.target}": action.outputs["model"] for action in graphs},

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,6 +22,7 @@ from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import save_case
 from buildsys.report import result_files
 from buildsys.stages.bench import stage as bench
+from buildsys.stages.bench.machine import measure_machine
 from buildsys.stages.bench.result import BenchResult
 from buildsys.stages.engine import stage as engine
 from buildsys.stages.surgery.edits import rename
@@ -86,7 +88,9 @@ def test_an_engine_and_pytorch_are_measured_in_turns(tmp_path: Path) -> None:
     said: list[str] = []
     result = benched(tmp_path, net=NET, said=said)
     assert result.status == "passed"
-    assert said[-2:] == ["timing case opt", "timing the engine's layers"]
+    texts = ["timing case opt", "timing the engine's layers", "measuring the machine"]
+    assert said[-3:] == texts
+    assert result.figures["machine"] == {"missing": ["bench.duration is shorter than 0.1 s"]}
     assert json.loads(json.dumps(result.figures)) == result.figures
     (case,) = result.figures["cases"].values()
     assert case["dims"] == {"batch": 2}
@@ -195,11 +199,40 @@ def test_fresh_processes_load_and_call_the_engine(
 ) -> None:
     result = benched(tmp_path, bench={"cold_start": 2, "baselines": ()}, toolchain=toolchain)
     figures = result_files.parse(dict(result.figures), BenchResult)["cold_start"]
+    figures.pop("noisy", None)
     assert {len(values) for values in figures.values()} == {2}
     assert min(figures["imports_ms"] + figures["load_ms"] + figures["first_call_ms"]) > 0
     if sys.platform == "linux":
         sizes = ("imports_bytes", "loaded_bytes", "peak_bytes")
         assert 1e7 < figures[sizes[0]][0] < figures[sizes[1]][0] <= figures[sizes[2]][0]
+
+
+def test_the_processor_is_measured_with_the_threads_of_the_engine(tmp_path: Path) -> None:
+    quick = {"duration": 0.1, "baselines": ()}
+    result = benched(tmp_path, {**ORT, "intra_op_threads": 1}, bench=quick)
+    machine = result_files.parse(dict(result.figures), BenchResult)["machine"]
+    assert (machine["threads"], machine["macs_type"]) == (1, "float32")
+    assert 1e8 < machine["macs_per_s"] < 1e12
+    assert 1e8 < machine["bytes_per_s"] < 1e12
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"), [("cpu", "that measures the processor failed"), ("xpu", "is neither")]
+)
+def test_a_machine_that_cannot_be_measured_has_a_reason(kind: str, reason: str) -> None:
+    (missing,) = measure_machine(kind, {}, 0, {**QUICK, "duration": 1.0})["missing"]
+    assert reason in missing
+
+
+def test_a_processor_that_others_use_is_not_measured() -> None:
+    bench_section = {"duration": 0.1, "noise": {"other_load": 0.1}}
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        (missing,) = measure_machine("cpu", {}, 1, bench_section)["missing"]
+    finally:
+        busy.kill()
+        busy.wait()
+    assert re.search(r"other processes used \d+ % of the processors", missing)
 
 
 def test_an_engine_that_load_engine_refuses_has_a_reason(tmp_path: Path) -> None:

@@ -98,6 +98,18 @@ def test_an_engine_has_a_row_per_run(recorded: Recorded, run: Run) -> None:
     assert max(map(len, lines)) <= 80
 
 
+def test_cold_starts_have_a_column(recorded: Recorded, run: Run) -> None:
+    recorded.add_run(1, 1.0)
+    for number, noisy in ((2, None), (3, ["load_ms"])):
+        figures = {"load_ms": 23.4, "first_call_ms": 3.0, "noisy_starts": noisy}
+        recorded.add("bench:m:ort", number, figures={"latency_p50_ms": 1.0, **figures})
+    titles, noisy_row, steady, without = run("history", "m:ort").splitlines()[1:5]
+    column = slice(titles.index("start ms"), titles.index("start ms") + len("start ms"))
+    cells = [row[column].strip() for row in (noisy_row, steady, without)]
+    assert cells == ["26", "26.4", ""]
+    assert noisy_row.endswith("start noisy")
+
+
 def test_failures_are_listed_with_their_sentence(recorded: Recorded, run: Run) -> None:
     recorded.add_run(1, 1.0)
     failed = recorded.add("verify:m:ort", 2, status="failed", reason="numbers differ " * 20)

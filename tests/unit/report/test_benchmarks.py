@@ -95,3 +95,19 @@ def test_cold_starts_are_medians_with_ranges_and_what_each_step_adds() -> None:
     assert listed.notes[-1] == "trt was not started: no"
     figures = history_figures(started.content)
     assert (figures["imports_ms"], figures["peak_bytes"]) == (310.0, 90_000_000)
+    assert figures["noisy_starts"] is None
+
+
+def test_noisy_cold_starts_are_marked_and_gpu_memory_is_added() -> None:
+    cold = {
+        "load_ms": [23.4, 23.8, 50.0], "noisy": {"load_ms": "unsteady"},
+        "loaded_bytes": [60_000_000], "called_bytes": [61_000_000],
+        "gpu_imports_bytes": [10_000_000],
+        "gpu_loaded_bytes": [410_000_000], "gpu_called_bytes": [460_000_000],
+    }  # fmt: skip
+    started = Result("bench:m:trt", "passed", parse({"cold_start": cold}, BenchResult))
+    listed = table([started])
+    assert listed.rows[0][2] == "24 (23.4 to 50), noisy"
+    assert listed.rows[0][6:8] == ("GPU +400 MB", "+1.00 MB, GPU +50.0 MB")
+    figures = history_figures(started.content)
+    assert (figures["noisy_starts"], figures["gpu_called_bytes"]) == (["load_ms"], 460_000_000)

@@ -63,7 +63,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunGate:
                         for number, a in enumerate(noise)
                     ],
                     "memory": [1e8 * factor[name] * a for a in noise],
-                    "load_time": [0.2 * factor[name] * a for a in noise],
+                    "load_time": [
+                        0.2 * factor[name] * a * (b if name == "baseline" else 1.0)
+                        for a, b in zip(noise, odd, strict=True)
+                    ],
                 }
                 for name in sides
             }
@@ -117,17 +120,21 @@ def test_a_slower_engine_fails_with_one_sentence(run: RunGate) -> None:
     assert result.hint == ACCEPT
 
 
-def test_a_comparison_that_proves_nothing_is_undecided_and_no_pass(run: RunGate) -> None:
-    result = run(LATENCY, baseline=BASELINE, spread=0.05)
+@pytest.mark.parametrize("title", ["latency", "load time"])
+def test_a_comparison_that_proves_nothing_is_undecided_and_no_pass(
+    run: RunGate, title: str
+) -> None:
+    gates = {title.replace(" ", "_"): LATENCY["latency"]}
+    result = run(gates, baseline=BASELINE, spread=0.05)
     assert result.status == "noisy"
     assert re.fullmatch(
-        r"latency is undecided, 0.\d % worse \(90 % interval -\d+\.\d % to \+\d+\.\d %\) than that"
+        rf"{title} is undecided, 0.\d % worse \(90 % interval -\d+\.\d % to \+\d+\.\d %\) than that"
         r" of the build of .*, in 10 pairs of processes; 5\.0 % is allowed",
         result.reason,
     )
     assert result.hint == "measure again: buildsys build --remeasure m"
     assert result.figures["checks"][0]["high"] > 0.05
-    assert key_figure("gate", result.figures) == "latency noisy"
+    assert key_figure("gate", result.figures) == f"{title} noisy"
     (row,) = table([Result("gate:m:ort", "noisy", parse(result.figures, GateResult))]).rows
     assert row[2:6:3] == ("noisy", "—")  # no change is claimed
 

@@ -9,8 +9,14 @@ from hypothesis import strategies as st
 
 from buildsys.backends.measurement import Samples
 from buildsys.stages.bench.cold_start import count_warm_up
-from buildsys.stages.bench.latency import disturbances, mark_noisy, noise, summarize
-from buildsys.stages.bench.result import BenchCase, ContenderResult
+from buildsys.stages.bench.latency import (
+    disturbances,
+    mark_noisy,
+    mark_noisy_starts,
+    noise,
+    summarize,
+)
+from buildsys.stages.bench.result import BenchCase, ColdStart, ContenderResult
 from buildsys.stages.bench.stage import _speedup
 
 
@@ -207,3 +213,18 @@ def test_the_warm_up_ends_with_the_first_calls_as_fast_as_later_ones(
     calls_ms: list[float], count: int
 ) -> None:
     assert count_warm_up([int(1e6 * call) for call in calls_ms]) == count
+
+
+@pytest.mark.parametrize(
+    ("load_ms", "doubt"),
+    [
+        ([100.0, 98.0, 104.0], None),
+        ([100.0, 98.0, 107.0], "the median is only known within ±7.0 %"),
+        ([100.0] * 9 + [300.0], None),  # the interval of many processes has no outliers
+        ([100.0], "it was timed too briefly to know the interval of its median"),
+    ],
+)
+def test_fresh_processes_that_differ_are_noisy(load_ms: list[float], doubt: str | None) -> None:
+    figures: ColdStart = {"load_ms": load_ms, "imports_ms": [5.0, 5.0], "warmup_calls": [1, 9]}
+    mark_noisy_starts(figures)
+    assert figures.get("noisy", {}) == ({"load_ms": doubt} if doubt else {})
