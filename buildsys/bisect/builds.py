@@ -1,38 +1,49 @@
-"""Builds of states up to the figure of one engine, and comparisons of their figures."""
+"""Builds of states up to the figure of one engine, and verdicts on them."""
 
 from __future__ import annotations
 
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from buildsys.bisect.differences import State, errors_of, model_of
 from buildsys.bisect.search import BAD, GOOD, UNRESOLVED, Answer
-from buildsys.errors import BuildsysError, CheckFailed, ManifestErrors, StageError, UsageError
+from buildsys.errors import BuildsysError, CheckFailed, StageError, UsageError
 from buildsys.execution.executor import Executor
 from buildsys.execution.key_parts import builder_versions
 from buildsys.execution.local_runs import hold_devices, stage_job
 from buildsys.history.builds import build_figures
 from buildsys.manifest.schema.engines import GatesSpec
 from buildsys.plan.action import RESULT, Action
+from buildsys.project.load import Project, ResolvedModel
 from buildsys.project.plan import ProjectPlan
-from buildsys.report.formatting import change, size
-from buildsys.report.formatting import error as error_text
+from buildsys.report.formatting import change, error, size
 from buildsys.stages.table import ENGINE, EVALUATE, GATE, VERIFY, target_of
 from buildsys.store.ledger import FAILED, PASSED
 
 LATENCY = "latency"
-FIGURES = {  # stage, and the name in its figures
-    LATENCY: (GATE, ""), "error": (VERIFY, "relative"), "size": (ENGINE, "bytes"),
-    "accuracy": (EVALUATE, "value"),
+FIGURES = {  # stage, name in its figures, and how to write it
+    LATENCY: (GATE, "", change), "error": (VERIFY, "relative", error),
+    "size": (ENGINE, "bytes", size), "accuracy": (EVALUATE, "value", "{:.4g}".format),
 }  # fmt: skip
-_SWAP = "swap --good and --bad, or name other builds"
 _EQUAL = 1e-9  # relative difference of figures
+# mixtures of manifests are not checked as a whole: a plan or a stage may not expect them
+UNBUILDABLE = (BuildsysError, OSError, ValueError, LookupError, TypeError)
+_SWAP = "swap --good and --bad, or name other builds"
+
+
+class State(NamedTuple):
+    """A tree of files with the resolved manifest of one model."""
+
+    project: Project  # at the root of the tree
+    model: ResolvedModel
+
+    def with_manifest(self, manifest: Mapping[str, Any]) -> State:
+        """Replace the manifest."""
+        return State(self.project, replace(self.model, text=json.dumps(manifest)))
 
 
 @dataclass
@@ -41,165 +52,117 @@ class StateBuild:
 
     state: State
     folder: Path
-    actions: Mapping[str, Action]
+    actions: Mapping[str, Action] = field(default_factory=dict)  # the last one has the figure
     parts: dict[str, Mapping[str, str]] = field(default_factory=dict)
     value: float | None = None  # not of latencies, which are compared
     more_is_better: bool = False
-    restored: int = 0
+    restored: int = 0  # targets
     built: int = 0
     problem: str = ""  # why it has no figure
 
 
-class Verdict(NamedTuple):
-    """A state compared with good and bad."""
-
-    answer: Answer
-    build: StateBuild
-    text: str
-
-
 class StateBuilder:
-    """Builds states in private folders, with the project's store and workers.
+    """Builds states in private folders, with the project's store and workers."""
 
-    ``executor_of`` makes an executor of actions, a private folder and a project.
-    """
-
-    def __init__(
-        self,
-        own: Executor,
-        executor_of: Callable[..., Executor],
-        engine: str,
-        figure: str,
-        folder: Path,
-    ) -> None:
-        self._own, self._executor_of = own, executor_of
+    def __init__(self, own: Executor, engine: str, figure: str, folder: Path) -> None:
+        self._here, self._of_trial = own.here, own.of_trial
         self._engine, self._figure, self._folder = engine, figure, folder
-        self._harmless: set[tuple[object, str]] = set()
 
     def plan(self, state: State) -> dict[str, Action]:
-        """Plan the figure and what it needs, in order.
-
-        Raises: ManifestErrors: its fields do not fit together. UsageError: there is no such figure.
-        """
-        errors = errors_of(state, self._folder)
-        if state.is_own:
-            self._harmless |= errors.keys()
-        elif wrong := [error for name, error in errors.items() if name not in self._harmless]:
-            raise ManifestErrors(tuple(wrong))
-        manifest = dict(state.manifest)
+        """Plan the figure and what it needs, in order. Raises: UsageError: there is none."""
+        manifest, name = state.model.data, state.model.name
         if self._figure == LATENCY:
             gates = GatesSpec.model_validate({LATENCY: {"tolerance": 1.0}}).model_dump()
-            manifest["engines"] = [
+            engines = [
                 {**engine, "gates": gates} if engine["name"] == self._engine else engine
                 for engine in manifest["engines"]
             ]
-        model = model_of(state._replace(manifest=manifest))
-        plan = ProjectPlan({model.name: model}, builder_versions(state.project.root))
-        actions = plan.of(model.name)
-        last = target_of(FIGURES[self._figure][0], model.name, self._engine)
-        if last not in actions:
+            state = state.with_manifest({**manifest, "engines": engines})
+        plan = ProjectPlan({name: state.model}, builder_versions(state.project.root)).of(name)
+        last = target_of(FIGURES[self._figure][0], name, self._engine)
+        if last not in plan:
             hint = "add `evaluate` to it" if self._figure == "accuracy" else "name another build"
-            raise UsageError(f"the manifest of {model.name} plans no {last}", hint)
-        needed, waiting = {last}, [*actions[last].after]
+            raise UsageError(f"the manifest of {name} plans no {last}", hint)
+        needed, waiting = {last}, [*plan[last].after]
         while waiting:
             target = waiting.pop()
             needed.add(target)
-            waiting += {*actions[target].after, *actions[target].order} - needed
-        return {target: action for target, action in actions.items() if target in needed}
+            waiting += {*plan[target].after, *plan[target].order} - needed
+        return {target: action for target, action in plan.items() if target in needed}
 
     def build(self, state: State, name: str = "work") -> StateBuild:
         """Build a state up to its figure in a folder of this name."""
-        build = StateBuild(state, self._folder / name, {})
+        build, project = StateBuild(state, self._folder / name), state.project
         try:
             build.actions = self.plan(state)
-        except BuildsysError as error:
-            build.problem = str(error)
+        except UNBUILDABLE as problem:
+            build.problem = str(problem)
             return build
-        *_, last = build.actions
-        actions = {**build.actions}
-        if self._figure == LATENCY:
-            del actions[last]  # measured by ``compare``
-        executor = self._executor_of(actions, build.folder, state.project)
+        *needed, last = build.actions
+        targets = needed if self._figure == LATENCY else [*needed, last]
+        places = {"project": project.root, "code": project.code}
+        executor = self._of_trial(build.actions, build.folder, **places)
         try:
-            with self._project(last, exclusive=False):
-                for target in actions:
-                    self._run(executor, target, build, is_last=target == last)
+            with self._here.locks.project(f"bisect {last}", exclusive=False, on_wait=_report_wait):
+                for target in targets:
+                    self._run(executor, target, build, may_fail=target == last)
                     key = executor.examine(target).key
                     build.parts[target] = {} if key is None else key.parts
-            if self._figure != LATENCY:
-                self._read(build, actions[last])
-        except (BuildsysError, OSError, ValueError) as error:
-            build.problem = str(error) or type(error).__name__
+            if last in targets:
+                stage, figure, _ = FIGURES[self._figure]
+                file = build.folder / "build" / build.actions[last].outputs[RESULT].path
+                result = json.loads(file.read_text(encoding="utf-8"))
+                value = build_figures(stage, result)[figure]
+                build.value = math.inf if value is None else float(value)
+                build.more_is_better = bool(result.get("higher_is_better"))
+        except UNBUILDABLE as problem:
+            build.problem = str(problem) or type(problem).__name__
         finally:
             executor.close()
         return build
 
-    def _run(self, executor: Executor, target: str, build: StateBuild, *, is_last: bool) -> None:
+    def _run(self, executor: Executor, target: str, build: StateBuild, *, may_fail: bool) -> None:
+        build.built += 1
         try:
             outcome = executor.run(target)
         except CheckFailed:
-            build.built += 1
-            if not is_last:  # a failed check of the figure has one, too
-                raise
-            return
-        except BuildsysError:
-            build.built += 1
+            if may_fail:  # it has the figure
+                return
             raise
-        build.restored += outcome.restored or outcome.waited
-        build.built += not (outcome.restored or outcome.waited)
+        if outcome.restored or outcome.waited:
+            build.built, build.restored = build.built - 1, build.restored + 1
         if outcome.status != PASSED:
             raise StageError(f"{target} is {outcome.status}: {outcome.reason}", outcome.hint)
 
-    def _project(self, target: str, *, exclusive: bool) -> AbstractContextManager[None]:
-        locks = self._own.here.locks
-        return locks.project(f"bisect {target}", exclusive=exclusive, on_wait=_report_wait)
-
-    def _read(self, build: StateBuild, action: Action) -> None:
-        stage, name = FIGURES[self._figure]
-        file = build.folder / "build" / action.outputs[RESULT].path
-        result = json.loads(file.read_text(encoding="utf-8"))
-        value = build_figures(stage, result)[name]
-        build.value = math.inf if value is None else float(value)
-        build.more_is_better = bool(result.get("higher_is_better"))
-
-    def compare_latencies(self, good: StateBuild, other: StateBuild, tolerance: float) -> Any:
+    def compare_latencies(
+        self, good: StateBuild, other: StateBuild, tolerance: float
+    ) -> Mapping[str, Any]:
         """Let a gate measure both engines in turns; return its check."""
-        *_, last = other.actions
-        action, baseline = other.actions[last], good.actions[[*good.actions][-1]]
+        (*_, action), (*_, baseline) = other.actions.values(), good.actions.values()
         options = {
             **action.options,
             "gates": {LATENCY: {"tolerance": tolerance, "limit": None}},
             "baseline": {"name": "the good build", "engine": baseline.options["engine"]},
         }
         folder, project = other.folder, other.state.project
-        outputs = {RESULT: folder / "gate" / "gate.json"}
-        outputs[RESULT].parent.mkdir(exist_ok=True)
-        outputs[RESULT].unlink(missing_ok=True)
-        changed = replace(action, options=options, baseline=None)
-        places = project.root, folder / "build", outputs
-        with hold_devices(self._own.here.locks, action, f"bisect {last}", _report_wait) as held:
-            job = stage_job(changed, *places, code=project.code)
+        result, name = folder / "gate.json", f"bisect {action.target}"
+        result.unlink(missing_ok=True)
+        measured = replace(action, options=options, baseline=None)
+        with hold_devices(self._here.locks, action, name, _report_wait) as held:
+            places = project.root, folder / "build", {RESULT: result}
+            job = stage_job(measured, *places, code=project.code)
             earlier = {
                 f"baseline.{role}": path
                 for role, ref in baseline.inputs.items()
                 if role.startswith("engine") and (path := good.folder / "build" / ref.path).exists()
             }
             job = replace(job, inputs={**job.inputs, **earlier}, **held)
-            reply = self._own.here.pool.run(job, log=folder / "gate.log")
-        checks = json.loads(outputs[RESULT].read_text(encoding="utf-8")).get("checks")
-        if not checks:
+            reply = self._here.pool.run(job, log=folder / "gate.log")
+        content: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
+        if "checks" not in content:
             raise StageError(reply.reason, reply.hint)
-        return checks[0]
-
-
-def _text(check: Mapping[str, Any]) -> str:
-    ends = (change(end) for end in (check["low"], check["high"]) if end is not None)
-    return f"latency {change(check['change'])}, interval {' to '.join(ends)}"
-
-
-def _one_sided(check: Mapping[str, Any]) -> float:
-    confidence: float = (1 + check["confidence"]) / 2
-    return confidence
+        (check,) = content["checks"]
+        return {**check, "one_sided": (1 + (check["confidence"] or 0.0)) / 2}
 
 
 def _report_wait(holder: str) -> None:
@@ -214,53 +177,44 @@ class Judge:
     figure: str
     good: StateBuild
     limit: float = 0.0  # of the figure, or the tolerance of the gate
-    change: float | None = None  # of latencies from good to bad
 
-    def calibrate(self, bad: StateBuild) -> Answer:
+    def calibrate(self, bad: StateBuild) -> tuple[Answer, str]:
         """Set the limit. Raises: CheckFailed: the bad build is not worse."""
         if self.figure == LATENCY:
             check = self.builder.compare_latencies(self.good, bad, 0.0)
             if check["status"] != FAILED:
                 raise CheckFailed(f"the bad build is not clearly slower: {check['text']}", _SWAP)
-            self.change = check["change"]
             self.limit = math.sqrt(1 + check["change"]) - 1
-            return Answer(BAD, _one_sided(check))
-        before, after = self.good.value, bad.value
-        assert before is not None
-        assert after is not None
-        sign = -1 if self.good.more_is_better else 1
-        if not sign * after > sign * before + _EQUAL * abs(before):
-            text = f"the bad build is not worse: {self.show(self.good)} → {self.show(bad)}"
-            raise CheckFailed(text, _SWAP)
+            return Answer(BAD, check["one_sided"]), self._show(check["change"])
+        before, after = self.good.value or 0.0, bad.value or 0.0
+        worse = before - after if self.good.more_is_better else after - before
+        if not worse > _EQUAL * abs(before):
+            both = " → ".join(map(self._show, (before, after)))
+            raise CheckFailed(f"the bad build is not worse: {both}", _SWAP)
         is_scale = 0 < before < math.inf and 0 < after < math.inf
         middle = math.sqrt(before * after) if is_scale else (before + after) / 2
         self.limit = middle if math.isfinite(middle) else sys.float_info.max
-        return Answer(BAD)
+        return Answer(BAD), self._show(after)
 
-    def judge(self, build: StateBuild) -> Verdict:
-        """Compare a build with the limit."""
+    def judge(self, build: StateBuild) -> tuple[Answer, str]:
+        """Compare a build with the limit; return the verdict and its reason."""
         if build.problem:
-            return Verdict(Answer(UNRESOLVED), build, build.problem)
-        if self.figure == LATENCY:
-            try:
-                check = self.builder.compare_latencies(self.good, build, self.limit)
-            except (BuildsysError, OSError) as error:
-                return Verdict(Answer(UNRESOLVED), build, str(error))
-            verdict = {FAILED: BAD, PASSED: GOOD}.get(check["status"])
-            if verdict is None:  # noisy
-                return Verdict(Answer(UNRESOLVED), build, check["text"])
-            return Verdict(Answer(verdict, _one_sided(check)), build, _text(check))
-        value = build.value
-        assert value is not None
-        is_bad = value < self.limit if build.more_is_better else value > self.limit
-        return Verdict(Answer(BAD if is_bad else GOOD), build, self.show(build))
+            return Answer(UNRESOLVED), build.problem
+        if (value := build.value) is not None:
+            is_bad = value < self.limit if build.more_is_better else value > self.limit
+            return Answer(BAD if is_bad else GOOD), self._show(value)
+        if build is self.good:
+            return Answer(GOOD), LATENCY
+        try:
+            check = self.builder.compare_latencies(self.good, build, self.limit)
+        except UNBUILDABLE as problem:
+            return Answer(UNRESOLVED), str(problem)
+        verdict = {FAILED: BAD, PASSED: GOOD}.get(check["status"])
+        if verdict is None:  # noisy
+            return Answer(UNRESOLVED), check["text"]
+        ends = [change(check[end]) for end in ("low", "high") if check[end] is not None]
+        text = f"{self._show(check['change'])}, interval {' to '.join(ends)}"
+        return Answer(verdict, check["one_sided"]), text
 
-    def show(self, build: StateBuild) -> str:
-        """Write the figure of a build."""
-        if build.value is None:
-            is_worse = self.change is not None and build is not self.good
-            return f"latency {change(self.change or 0)}" if is_worse else LATENCY
-        shown: Callable[[float], str] = {"error": error_text, "size": size}.get(
-            self.figure, "{:.4g}".format
-        )
-        return f"{self.figure} {shown(build.value)}"
+    def _show(self, value: float) -> str:
+        return f"{self.figure} {FIGURES[self.figure][2](value)}"

@@ -1,84 +1,50 @@
 """Differences of two states of a project: manifest fields and files, and any mixture of them."""
 
-from __future__ import annotations
-
 import copy
 import json
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from buildsys.errors import ManifestError
 from buildsys.execution.stale_reasons import StaleReason, part_reasons
-from buildsys.manifest.value_tree import ValueNode, ValueOrigin
-from buildsys.manifest.workspace import Workspace
-from buildsys.manifest.yaml_reader import read_yaml
-from buildsys.project.load import Project, ResolvedModel
-from buildsys.project.resolve import Resolver
 
 Parts = Mapping[str, Mapping[str, str]]  # target -> parts of its key
-_ABSENT = object()
 _FILES = ("source", "weights", "read")  # kinds of key parts with the content of a user's file
 _ENVIRONMENT = ("tool", "device", "env")
 _NAMED = ("engines", "commands")  # lists whose entries have names
 
 
-class Field(NamedTuple):
-    """A field of the manifest that differs; its values are None if unset."""
+class Difference(NamedTuple):
+    """A field or a file; values are JSON or digests, None if absent."""
 
-    path: tuple[str, ...]
-    old: Any
-    new: Any
-
-    @property
-    def reason(self) -> StaleReason:
-        """The difference as `buildsys explain` has it."""
-        old, new = (None if v is _ABSENT else json.dumps(v) for v in (self.old, self.new))
-        path = ("engine", *self.path[2:]) if self.path[0] == "engines" else self.path
-        return StaleReason("config", ".".join(path), old, new)
-
-
-class UserFile(NamedTuple):
-    """A file of the project that differs."""
-
-    name: str
-    kind: str
-    old: str | None  # digests
-    new: str | None
+    reason: StaleReason  # as `buildsys explain` has it
+    path: tuple[str, ...] = ()  # of a field
 
     @property
-    def reason(self) -> StaleReason:
-        """The difference as `buildsys explain` has it."""
-        return StaleReason(self.kind, self.name, self.old, self.new)
+    def file(self) -> str:
+        """The name of a file, "" for a field."""
+        return "" if self.path else self.reason.subject
 
 
-Difference = Field | UserFile
-
-
-class State(NamedTuple):
-    """A tree of files with the resolved manifest of one model."""
-
-    project: Project  # at the root of the tree
-    manifest: Mapping[str, Any]
-    is_own: bool = False  # a manifest as a user wrote it, not a mixture
-
-
-def field_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Field]:
+def field_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Difference]:
     """List the smallest parts of two resolved manifests that differ."""
     return list(_differences((), _by_name(old), _by_name(new)))
 
 
-def _differences(path: tuple[str, ...], old: Any, new: Any) -> Iterator[Field]:
-    if isinstance(old, Mapping) and isinstance(new, Mapping):
-        for name in {**old, **new}:
-            yield from _differences((*path, name), old.get(name, _ABSENT), new.get(name, _ABSENT))
-    elif old is _ABSENT or new is _ABSENT or json.dumps(old) != json.dumps(new):
-        yield Field(path, old, new)
+def _differences(path: tuple[str, ...], old: Any, new: Any) -> Iterator[Difference]:
+    for name in {**old, **new}:
+        place, values = (*path, name), [side.get(name) for side in (old, new)]
+        if all(isinstance(value, Mapping) for value in values):
+            yield from _differences(place, *values)
+            continue
+        texts = [json.dumps(side[name]) if name in side else None for side in (old, new)]
+        if texts[0] != texts[1]:
+            shown = ("engine", *place[2:]) if place[0] == "engines" else place
+            yield Difference(StaleReason("config", ".".join(shown), *texts), place)
 
 
-def with_fields(manifest: Mapping[str, Any], fields: Iterable[Field]) -> dict[str, Any]:
+def with_fields(manifest: Mapping[str, Any], fields: Iterable[Difference]) -> dict[str, Any]:
     """Give some fields of a resolved manifest their new values."""
     changed = _by_name(manifest)
     for field in fields:
@@ -86,10 +52,10 @@ def with_fields(manifest: Mapping[str, Any], fields: Iterable[Field]) -> dict[st
         place = changed
         for parent in parents:
             place = place[parent]
-        if field.new is _ABSENT:
+        if field.reason.new is None:
             del place[name]
         else:
-            place[name] = field.new
+            place[name] = json.loads(field.reason.new)
     return {k: [*v.values()] if k in _NAMED else v for k, v in changed.items()}
 
 
@@ -98,61 +64,42 @@ def _by_name(manifest: Mapping[str, Any]) -> dict[str, Any]:
     return tree | {k: {entry["name"]: entry for entry in tree.get(k) or ()} for k in _NAMED}
 
 
-def model_of(state: State) -> ResolvedModel:
-    """Make the model of a state."""
-    text = json.dumps(state.manifest, separators=(",", ":"))
-    tree = ValueNode({}, ValueOrigin(Path(state.manifest["model"]), ()))
-    return ResolvedModel(state.manifest["model"], "", text, lambda: tree)
-
-
-def errors_of(state: State, folder: Path) -> dict[tuple[object, str], ManifestError]:
-    """Check a resolved manifest as if a user had written it.
-
-    There are errors even for a valid one, as it has the defaults of sections that it must not have.
-    """
-    configs, project = folder / "configs", state.project
-    file = configs / "models" / "mixture.yaml"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    manifest = {k: v for k, v in state.manifest.items() if k != "toolchains"}
-    file.write_text(json.dumps(manifest), encoding="utf-8")
-    shared = project.configs / "project.yaml"
-    settings = (read_yaml(shared, shared.read_bytes()) if shared.is_file() else None) or {}
-    settings.pop("defaults", None)  # of the manifest, which has all values
-    (configs / "project.yaml").write_text(json.dumps(settings), encoding="utf-8")
-    workspace = Workspace(project.root, configs, folder, project.code)
-    _, errors = Resolver(workspace).resolve(file)
+def files_of(parts: Parts) -> dict[str, tuple[str, str]]:
+    """List the user's files and folders in keys, with kind and digest."""
     return {
-        (error.key, error.problem): replace(error, file=Path("mixture"), line=None, column=None)
-        for error in errors
+        name: (kind, value.partition(" ")[0])
+        for of_target in parts.values()
+        for label, value in of_target.items()
+        for kind, _, name in [label.partition(":")]
+        if kind in _FILES and not name.startswith(("$", "/", "…"))
     }
 
 
-def file_differences(old: Parts, new: Parts, roots: tuple[Path, Path]) -> list[UserFile]:
+def file_differences(old: Parts, new: Parts, roots: tuple[Path, Path]) -> list[Difference]:
     """List the user's files in the keys of a chain that differ between two trees."""
-    differing: dict[str, UserFile] = {}
-    for target in {**old, **new}:
-        before, after = old.get(target, {}), new.get(target, {})
-        for label in sorted(before.keys() | after.keys()):
-            kind, _, name = label.partition(":")
-            values = [parts.get(label, "").partition(" ")[0] or None for parts in (before, after)]
-            if kind not in _FILES or values[0] == values[1] or name.startswith(("$", "/", "…")):
-                continue
-            for file in _files_at(name, roots):
-                if _content(roots[0] / file) != _content(roots[1] / file):
-                    differing[file] = UserFile(file, kind, values[0], values[1])
+    before, after = files_of(old), files_of(new)
+    differing: dict[str, Difference] = {}
+    for name in before.keys() | after.keys():
+        kind, was = before.get(name, ("", None))
+        kind, now = after.get(name, (kind, None))
+        for file in _files_at(name, roots) if was != now else ():
+            if content_of(roots[0] / file) != content_of(roots[1] / file):
+                differing[file] = Difference(StaleReason(kind, file, was, now))
     return [differing[name] for name in sorted(differing)]
 
 
 def _files_at(name: str, roots: Iterable[Path]) -> Iterator[str]:
     """Yield a file, or all below a folder."""
-    for root in roots if name.endswith("/") else ():
-        for path in filter(Path.is_file, (root / name).rglob("*")):
-            yield path.relative_to(root).as_posix()
     if not name.endswith("/"):
         yield name
+        return
+    for root in roots:
+        for path in filter(Path.is_file, (root / name).rglob("*")):
+            yield path.relative_to(root).as_posix()
 
 
-def _content(path: Path) -> bytes | None:
+def content_of(path: Path) -> bytes | None:
+    """Read a file, None without one."""
     return path.read_bytes() if path.is_file() else None
 
 
@@ -178,18 +125,17 @@ class Mixture:
         self._base, self._names = base, names
         self._sources = {False: backup, True: other}
         for name in names:
-            _copy(base / name, backup / name)
+            copy_file(base / name, backup / name)
 
     def write(self, others: Collection[str]) -> None:
         """Write ``others`` from the other tree, all remaining files from the base."""
         for name in self._names:
-            _copy(self._sources[name in others] / name, self._base / name)
+            copy_file(self._sources[name in others] / name, self._base / name)
 
 
-def _copy(source: Path, place: Path) -> None:
+def copy_file(source: Path, place: Path) -> None:
     """Copy a file over another one; remove it where there is no source."""
     place.unlink(missing_ok=True)
     if source.is_file():
         place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, place)
-        place.chmod(source.stat().st_mode)
+        shutil.copy(source, place)

@@ -6,6 +6,7 @@ too, and all others without it good. If it is good alone, it needs earlier ones:
 finds them.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import NamedTuple
@@ -30,23 +31,11 @@ class Cause(NamedTuple):
     is_necessary: bool  # good when everything else is applied
     confidence: float  # the product over all tests
 
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        """All numbers."""
-        return tuple(chain.from_iterable(self.groups))
-
-
-class Boundary(NamedTuple):
-    """Neighbouring prefixes: the last good and the first bad."""
-
-    good: int
-    bad: int
-
 
 def find_boundary(
     high: int, ask: Callable[[int], str], prefers: Callable[[int], bool] = lambda _: False
-) -> Boundary:
-    """Find where prefixes turn bad; prefix 0 is good, prefix ``high`` bad.
+) -> tuple[int, int]:
+    """Find the last good and the first bad prefix; 0 is good, ``high`` bad.
 
     Prefixes without a verdict are skipped. ``prefers`` names cheap ones.
     """
@@ -54,10 +43,11 @@ def find_boundary(
     while True:
         between = [place for place in range(low + 1, high) if place not in skipped]
         if not between or len(skipped) > _SKIPS:
-            return Boundary(low, high)
+            return low, high
         middle = (low + high) / 2
-        inner = [place for place in between if prefers(place) and _is_central(place, low, high)]
-        place = min(inner or between, key=lambda place: abs(place - middle))
+        quarter = (high - low) / 4
+        cheap = [p for p in between if prefers(p) and low + quarter <= p <= high - quarter]
+        place = min(cheap or between, key=lambda place: abs(place - middle))
         verdict = ask(place)
         if verdict == BAD:
             high = place
@@ -65,11 +55,6 @@ def find_boundary(
             low = place
         else:
             skipped.add(place)
-
-
-def _is_central(place: int, low: int, high: int) -> bool:
-    quarter = (high - low) / 4
-    return low + quarter <= place <= high - quarter
 
 
 class CauseSearch:
@@ -92,9 +77,7 @@ class CauseSearch:
             alone, without = self._ask(cause), self._ask(others)
             if {BAD, GOOD} == {alone, without} or not self._changes_again((cause, others)):
                 break
-        confidence = 1.0
-        for answer in self.answers.values():
-            confidence *= answer.confidence
+        confidence = math.prod(answer.confidence for answer in self.answers.values())
         return Cause(tuple(groups), alone == BAD, without == GOOD, confidence)
 
     def _find(self) -> list[tuple[int, ...]]:

@@ -1,6 +1,6 @@
 """Parts of a graph, with the values at their borders from a reference."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ from buildsys.stages.common.graph_runs import open_graph
 from buildsys.workers.job import Job
 
 Tensors = Mapping[str, Tensor]
+_FLOATS = ("float16", "float32", "float64")
 _SMALL = 8  # elements: scales, axes and epsilons keep their values
 _SIZES = {  # inputs that a builder expects to be constants
     "Reshape": (1,), "Expand": (1,), "Slice": (1, 2, 3, 4), "Resize": (1, 2, 3), "Tile": (1,),
@@ -108,32 +109,32 @@ def computed_names(model: ModelProto) -> set[str]:
     return names | {value.name for value in model.graph.input}
 
 
-def with_random_weights(model: ModelProto) -> ModelProto:
-    """Replace larger float weights by normal numbers of the same mean, deviation and range."""
-    copy, rng = ModelProto(), np.random.default_rng(0)
-    copy.CopyFrom(model)
-    for tensor in copy.graph.initializer:
-        if dtype_name(tensor.data_type) in ("float32", "float16", "float64"):
-            array = numpy_helper.to_array(tensor)
-            if array.size > _SMALL:
-                tensor.CopyFrom(numpy_helper.from_array(_like(array, rng), tensor.name))
-    return copy
+def own_weights(model: ModelProto) -> list[TensorProto]:
+    """List the float weights that may be the user's."""
+    return [
+        tensor
+        for tensor in model.graph.initializer
+        if dtype_name(tensor.data_type) in _FLOATS and np.prod(tensor.dims) > _SMALL
+    ]
 
 
-def random_inputs(inputs: Tensors) -> dict[str, Tensor]:
-    """Replace inputs by numbers of the same range."""
+def draw_weights(model: ModelProto) -> None:
+    """Replace larger float weights by numbers of the same mean, deviation and range."""
+    rng = np.random.default_rng(0)
+    for tensor in own_weights(model):
+        drawn = _like(numpy_helper.to_array(tensor), rng)
+        tensor.CopyFrom(numpy_helper.from_array(drawn, tensor.name))
+
+
+def drawn_inputs(inputs: Tensors) -> dict[str, Tensor]:
+    """Replace inputs of numpy's numeric types by numbers of the same range."""
     rng = np.random.default_rng(1)
-    return {name: _random(tensor, rng) for name, tensor in inputs.items()}
-
-
-def _random(tensor: Tensor, rng: np.random.Generator) -> Tensor:
-    array = tensor.array
-    if array.dtype.kind == "f":
-        return tensor_of(_like(array, rng), tensor.dtype)
-    if array.dtype.kind in "iu" and array.size:
-        drawn = rng.integers(array.min(), array.max(), array.shape, array.dtype, endpoint=True)
-        return Tensor(drawn, tensor.dtype)
-    return tensor
+    return {
+        name: Tensor(_like(tensor.array, rng), tensor.dtype)
+        if tensor.dtype in _FLOATS or tensor.dtype.startswith("int")
+        else tensor
+        for name, tensor in inputs.items()
+    }
 
 
 def _like(array: Array, rng: np.random.Generator) -> Array:
@@ -142,10 +143,3 @@ def _like(array: Array, rng: np.random.Generator) -> Array:
         return array
     drawn = rng.normal(wide.mean(), wide.std(), array.shape)
     return np.clip(drawn, wide.min(), wide.max()).astype(array.dtype)
-
-
-def user_weights(model: ModelProto) -> Iterator[str]:
-    """Name the weights that `with_random_weights` replaces."""
-    for tensor in model.graph.initializer:
-        if int(np.prod(tensor.dims)) > _SMALL:
-            yield tensor.name

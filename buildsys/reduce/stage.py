@@ -20,11 +20,11 @@ from buildsys.reduce.parts import (
     Part,
     borders,
     computed_names,
+    draw_weights,
+    drawn_inputs,
+    own_weights,
     part_of,
-    random_inputs,
-    user_weights,
     values_of,
-    with_random_weights,
 )
 from buildsys.reduce.search import FACTS, WRONG
 from buildsys.stages.common.golden_check import (
@@ -39,7 +39,7 @@ from buildsys.stages.common.remedies import explain_refusal
 from buildsys.stages.operators.implementation import implementation_of
 from buildsys.workers.job import Job, StageResult
 
-BUILD, RUN = "build", "run"
+RAISED = "error"  # while building or running
 
 
 def run(job: Job) -> StageResult:
@@ -51,14 +51,30 @@ def run(job: Job) -> StageResult:
     save_tensors(folder / "expected.npz", part.expected)
     save_model(part.model, folder / "model.onnx")
     limits = golden_limits(job, {"": golden}, job.options["engine"]["precision"])
-    facts = {
+    facts: dict[str, Any] = {
         "nodes": [[node.name, node.op_type] for node in part.model.graph.node],
-        "weights": [*user_weights(part.model)],
+        "weights": [tensor.name for tensor in own_weights(part.model)],
         "limits": limits,
     }
     (folder / FACTS).write_text(json.dumps(facts), encoding="utf-8")
-    failure = _failure(job, folder, part, Case(part.inputs, part.expected), rules, limits)
-    return StageResult(figures={**facts, "failure": failure})
+    try:
+        actual = _engine_outputs(job, folder, part)
+    except Unavailable:
+        raise
+    except GraphRefusedError as error:
+        operators = sorted({node.operator for node in error.nodes} - {""})
+        refused = {"text": error.problem, "hint": error.hint, "operators": operators}
+        return StageResult(figures={**facts, "failure": {"kind": RAISED, **refused}})
+    except StageError as error:
+        failure = {"kind": RAISED, "text": error.problem, "hint": error.hint}
+        return StageResult(figures={**facts, "failure": failure})
+    compared = compare_case(Case(part.inputs, part.expected), actual, limits, rules)
+    texts = [
+        f"{name}: {comparison.sentence('the engine', 'the reference')}"
+        for name, comparison in wrong_outputs(compared).items()
+    ]
+    wrong = {"kind": WRONG, "text": texts[0], "hint": ""} if texts else None
+    return StageResult(figures={**facts, "failure": wrong})
 
 
 def _make_part(job: Job, model: ModelProto, golden: Case) -> tuple[Part, OutputRules]:
@@ -77,23 +93,16 @@ def _make_part(job: Job, model: ModelProto, golden: Case) -> tuple[Part, OutputR
     given = {name: values[name] for name in inputs}
     part = part_of(model, numbers, given, {name: values[name] for name in outputs})
     if "weights" in random:
-        part = part._replace(model=with_random_weights(part.model))
+        draw_weights(part.model)
     if "inputs" in random:
-        part = part._replace(inputs=random_inputs(part.inputs))
+        part = part._replace(inputs=drawn_inputs(part.inputs))
     if random:
         part = part._replace(expected=values_of(job, part.model, outputs, part.inputs))
     return part, OutputRules()
 
 
-def _failure(
-    job: Job,
-    folder: Path,
-    part: Part,
-    case: Case,
-    rules: OutputRules,
-    limits: Mapping[str, float | None],
-) -> dict[str, Any] | None:
-    """Build and run the part; None if it is right."""
+def _engine_outputs(job: Job, folder: Path, part: Part) -> Mapping[str, Tensor]:
+    """Build and run an engine of the part. Raises: StageError."""
     options = job.options["engine"]
     backend = load_backend(options["backend"], job.toolchain, options.get("unusable", ""))
     backend.prepare(options)
@@ -111,25 +120,11 @@ def _failure(
     request.engine.parent.mkdir(exist_ok=True)
     try:
         backend.build(request)
-    except GraphRefusedError as error:
-        operators = sorted({node.operator for node in error.nodes} - {""})
-        explained = explain_refusal(error, request, job)
-        failure = {"kind": BUILD, "text": error.problem, "hint": explained.hint}
-        return {**failure, "operators": operators}
-    except Unavailable:
+    except GraphRefusedError as refusal:
+        refusal.hint = explain_refusal(refusal, request, job).hint
         raise
-    except StageError as error:
-        return {"kind": BUILD, "text": error.problem, "hint": error.hint}
+    session = backend.load(request.engine, options, implementation.uses)
     try:
-        session = backend.load(request.engine, options, implementation.uses)
-        actual: Mapping[str, Tensor] = session.run(case.inputs)
+        return session.run(part.inputs)
+    finally:
         session.close()
-    except Unavailable:
-        raise
-    except StageError as error:
-        return {"kind": RUN, "text": error.problem, "hint": error.hint}
-    compared = compare_case(case, actual, limits, rules)
-    for name, comparison in wrong_outputs(compared).items():
-        text = f"{name}: {comparison.sentence('the engine', 'the reference')}"
-        return {"kind": WRONG, "text": text, "hint": ""}
-    return None

@@ -1,24 +1,22 @@
 """buildsys bisect: the change between two builds that made an engine worse."""
 
-import re
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any
 
 from buildsys.bisect.bisection import Bisection, Point, Step
-from buildsys.bisect.builds import FIGURES, StateBuilder
-from buildsys.bisect.differences import State
+from buildsys.bisect.builds import FIGURES, State, StateBuilder
+from buildsys.bisect.differences import copy_file, files_of
 from buildsys.bisect.search import UNRESOLVED, Cause
-from buildsys.cli.build_names import LAST, PREVIOUS, BuildNames, Side
-from buildsys.cli.command import add_json, add_names, print_json, print_lines
+from buildsys.cli.build_names import LAST, PREVIOUS, SHOWN_REVISION, BuildNames, Side
+from buildsys.cli.command import add_json, add_names, print_answer, print_lines
 from buildsys.cli.git_revision import commits_between, project_at, subject_of
 from buildsys.cli.session import BuildSession
 from buildsys.errors import CheckFailed, UsageError
-from buildsys.history.builds import Build
 from buildsys.history.database import History, history_file
 from buildsys.report.formatting import fold, plural
 from buildsys.stages.table import ENGINE
@@ -27,19 +25,15 @@ from buildsys.system.git import commit_query, run_git
 
 SCHEMA = "buildsys/bisect/1"
 _NOW = "now"
-_SHOWN_COMMIT = 8
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Declare the options of ``buildsys bisect``."""
     add_names(parser, "MODEL:ENGINE --figure FIGURE --good WHEN [--bad WHEN]")
     parser.add_argument("--figure", choices=[*FIGURES], required=True, help="what became worse")
-    for name, default in (("good", None), ("bad", _NOW)):
-        text = f"the {name} build: last, previous, an id from `buildsys history`, "
-        text += "a git revision or now" + (" (the default)" if default else "")
-        required = default is None
-        parser.add_argument(f"--{name}", default=default, required=required, help=text)
+    text = "last, previous, an id from `buildsys history`, a git revision or now"
+    parser.add_argument("--good", required=True, help=f"the good build: {text}")
+    parser.add_argument("--bad", default=_NOW, help="the bad build; by default now")
     add_json(parser)
 
 
@@ -54,161 +48,115 @@ def run(options: Namespace) -> int:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="buildsys-bisect-")))
         ends = _Ends(session, engine.model, engine.variant, stack)
         good, bad = (ends.find(when.removeprefix("@")) for when in (options.good, options.bad))
-        builder = StateBuilder(
-            session.executor,
-            lambda actions, place, project: session.executor.of_trial(
-                actions, place, project=project.root, code=project.code
-            ),
-            engine.variant,
-            options.figure,
-            folder,
-        )
-        bisection = Bisection(
-            builder,
-            options.figure,
-            session.project.root,
-            folder / "backup",
-            lambda step: None if options.json else print_lines([_step(step)]),
-        )
-        commits = ends.between(good, bad)
-        cause = bisection.run(good.point, bad.point, commits, ends.built_commits())
-    document = bisection.as_json(cause)
-    names = {"model": engine.model, "engine": engine.variant, "figure": options.figure}
-    commit = document["between"][1]["commit"]
-    is_one = commit and not bisection.skipped
-    subject = subject_of(session.project.root, commit) if is_one else ""
-    document = {"schema": SCHEMA, **names, **document, "subject": subject}
-    if options.json:
-        print_json(document)
-    else:
-        print_lines(_lines(document, cause))
+        builder = StateBuilder(session.executor, engine.variant, options.figure, folder)
+        report = partial(_report, is_quiet=options.json)
+        root = session.project.root
+        bisection = Bisection(builder, options.figure, root, folder / "backup", report)
+        cause = bisection.run(good, bad, ends.between(good, bad), ends.built_commits())
+    commit = "" if bisection.skipped else bisection.between[1].commit
+    document = {
+        "schema": SCHEMA, "model": engine.model, "engine": engine.variant,
+        "figure": options.figure, "subject": subject_of(root, commit) if commit else "",
+        **bisection.as_json(cause),
+    }  # fmt: skip
+    print_answer(options, document, _lines(document, cause))
     return 0 if cause.is_sufficient or cause.is_necessary else CheckFailed.exit_code
-
-
-class _End(NamedTuple):
-    point: Point
-    revision: str  # the last commit in it
-    is_clean: bool
 
 
 class _Ends:
     """The two ends of a bisection and the commits between them."""
 
     def __init__(self, session: BuildSession, model: str, engine: str, stack: ExitStack) -> None:
-        self._session, self._model, self._engine = session, model, engine
-        self._stack = stack
+        self._session, self._project, self._stack = session, session.project, stack
+        self._model, self._engine = session.project.models[model], f"{model}:{engine}"
         self._history = History.readable(history_file(session.project.state))
         self._names = BuildNames(session, self._history)
 
-    def find(self, when: str) -> _End:
+    def find(self, when: str) -> Point:
         """Find an end by name. Raises: UsageError: there is none."""
-        project = self._session.project
         if when == _NOW:
             checkout = self._session.checkout
-            state = State(project, project.models[self._model].data, is_own=True)
-            revision = checkout.revision if checkout else ""
-            return _End(Point(_NOW, "", lambda: state), revision, is_clean=False)
+            state = State(self._project, self._model)
+            return Point(_NOW, "", checkout.revision if checkout else "", lambda: state)
         is_build = when in (LAST, PREVIOUS)
         with suppress(UsageError):
             is_build = is_build or bool(self._history.find(when))
         if is_build:
-            return self._recorded(self._names.side(f"{self._model}:{self._engine}", when))
-        done = run_git(project.root, *commit_query(when))
+            return self._recorded(self._names.side(self._engine, when))
+        done = run_git(self._project.root, *commit_query(when))
         if done.returncode:
-            hint = f"`buildsys history {self._model}` lists builds"
+            hint = f"`buildsys history {self._engine}` lists builds"
             raise UsageError(f"there is no build or git revision {when!r}", hint)
         commit = done.stdout.decode().strip()
-        return _End(self._commit(commit, when), commit, is_clean=True)
+        return self._commit(commit, commit[:SHOWN_REVISION] if commit == when else when)
 
-    def _commit(self, commit: str, name: str = "") -> Point:
-        return Point(_short(name or commit), commit, partial(self._checked_out, commit))
+    def _commit(self, commit: str, name: str) -> Point:
+        return Point(name, commit, commit, partial(self._checked_out, commit))
 
     def _checked_out(self, commit: str) -> State:
-        there = self._stack.enter_context(project_at(self._session.project, commit)).project
-        if self._model not in there.models:
+        there = self._stack.enter_context(project_at(self._project, commit)).project
+        if self._model.name not in there.models:
             there.require_all()
-            problem = f"{commit[:_SHOWN_COMMIT]} has no model {self._model}"
+            problem = f"{commit[:SHOWN_REVISION]} has no model {self._model.name}"
             raise UsageError(problem, "name another revision")
-        return State(there, there.models[self._model].data, is_own=True)
+        return State(there, there.models[self._model.name])
 
-    def _recorded(self, side: Side) -> _End:
+    def _recorded(self, side: Side) -> Point:
         build = side.moment
+        commit = build.revision if build.dirty is False else ""
         parts = {name: self._history.environment(each) for name, each in side.builds.items()}
-        is_clean = bool(build.revision) and build.dirty is False
-        point = Point(
-            f"build {build.short_id}",
-            build.revision if is_clean else "",
-            partial(self._rebuilt, side),
-            parts,
-        )
-        return _End(point, build.revision, is_clean)
+        name = f"build {build.short_id}"
+        return Point(name, commit, build.revision, partial(self._rebuilt, side), parts)
 
     def _rebuilt(self, side: Side) -> State:
         """Restore the manifest and the files of a recorded build. Raises: UsageError."""
-        build, own = side.moment, self._session.project
-        there = own
+        build, there = side.moment, self._project
         if build.revision:
-            there = self._stack.enter_context(project_at(own, build.revision)).project
-        manifest = self._history.manifest(build)
-        if not manifest:
-            raise UsageError(
-                f"the manifest of build {build.short_id} is not recorded", "name another"
-            )
-        if build.dirty is not False:
-            for name, digest in self._files(side).items():
-                _restore(build, there.root / name, own.root / name, digest)
-        return State(there, manifest, is_own=True)
+            there = self._stack.enter_context(project_at(there, build.revision)).project
+        here, parts = self._session.executor.here, {}
+        for each in side.builds.values() if build.dirty is not False else ():
+            record = here.ledger.lookup(each.target, each.key)
+            record = record or here.store.read_action(each.target, each.key)
+            parts[each.target] = record.parts if record else {}
+        for name, (_, digest) in files_of(parts).items():
+            places = [project.root / name for project in (there, self._project)]
+            alike = [place for place in places if _digest(place) in (digest, None)]
+            if not alike:
+                problem = f"build {build.short_id} had another {name}, which no commit has"
+                raise UsageError(problem, "name a commit, or --bad now")
+            if places[0] not in alike:
+                copy_file(alike[0], places[0])
+        state = State(there, self._model).with_manifest(self._history.manifest(build))
+        if not state.model.data:
+            problem = f"the manifest of build {build.short_id} is not recorded"
+            raise UsageError(problem, "name another")
+        return state
 
-    def _files(self, side: Side) -> Mapping[str, str]:
-        """List the user's files in the recorded keys, with their digests."""
-        files: dict[str, str] = {}
-        here = self._session.executor.here
-        for build in side.builds.values():
-            record = here.ledger.lookup(build.target, build.key)
-            record = record or here.store.read_action(build.target, build.key)
-            for label, value in record.parts.items() if record else ():
-                kind, _, name = label.partition(":")
-                if kind in ("source", "weights", "read") and not name.startswith(("$", "/", "…")):
-                    files[name] = value.partition(" ")[0]
-        return {name: digest for name, digest in files.items() if not name.endswith("/")}
-
-    def between(self, good: _End, bad: _End) -> list[Point]:
+    def between(self, good: Point, bad: Point) -> list[Point]:
         """List the commits after ``good`` and before ``bad``, oldest first."""
         if not good.revision or not bad.revision:
             return []
-        commits = commits_between(self._session.project.root, good.revision, bad.revision)
-        if bad.is_clean:
-            commits = [commit for commit in commits if commit != bad.revision]
-        return [self._commit(commit) for commit in commits]
+        commits = commits_between(self._project.root, good.revision, bad.revision)
+        return [self._commit(c, c[:SHOWN_REVISION]) for c in commits if c != bad.commit]
 
     def built_commits(self) -> set[str]:
         """List the commits whose results the store may have."""
-        builds = self._names.of_model(self._model)
+        builds = self._names.of_model(self._model.name)
         return {build.revision for build in builds if build.dirty is False}
 
 
-def _restore(build: Build, place: Path, present: Path, digest: str) -> None:
-    """Give a file of a recorded build its content. Raises: UsageError: it is gone."""
-    for path in (place, present):
-        if (hash_file(str(path)).digest if path.is_file() else "absent") == digest:
-            break
-    else:
-        problem = f"build {build.short_id} had another {present.name}, which no commit has"
-        raise UsageError(problem, "name a commit, or --bad now")
-    if path != place:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.unlink(missing_ok=True)
-        place.write_bytes(path.read_bytes()) if path.is_file() else None
+def _digest(path: Path) -> str | None:
+    """Digest a file as a key does; None for a folder, whose files have no digests in it."""
+    if path.is_dir():
+        return None
+    return hash_file(str(path)).digest if path.is_file() else "absent"
 
 
-def _step(step: Step) -> str:
+def _report(step: Step, *, is_quiet: bool) -> None:
     made = f"{plural(step.built, 'target')} built" if step.built else "restored"
     text = fold(step.text)[0] if step.verdict == UNRESOLVED else step.text
-    return f"{step.verdict:<10}  {step.state}: {text} ({made})"
-
-
-def _short(name: str) -> str:
-    return name[:_SHOWN_COMMIT] if _COMMIT.fullmatch(name) else name
+    if not is_quiet:
+        print_lines([f"{step.verdict:<10}  {step.state}: {text} ({made})"])
 
 
 def _lines(document: Mapping[str, Any], cause: Cause) -> Iterator[str]:

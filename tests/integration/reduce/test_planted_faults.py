@@ -17,7 +17,7 @@ from small_graphs import conv_bn, parse, weights
 from buildsys.backends.onnxruntime.session import OrtGraph, session_options
 from buildsys.onnx_graphs.tensors import save_case, tensor_of
 from buildsys.reduce import stage
-from buildsys.reduce.reproduction import is_reproduced, private_contents, write_scripts
+from buildsys.reduce.reproduction import is_reproduced, private_contents, write_reproduction
 from buildsys.reduce.search import Reduced, reduce_failure
 from buildsys.stages.common.node_patterns import named_nodes
 from buildsys.workers.job import Job
@@ -269,7 +269,7 @@ def test_real_faults_of_openvino_get_a_script_that_shows_them(
     reduced, nodes = reduce(work, graph, engine, "engine.xml")
     assert nodes == expected
     versions = {"openvino": "0"}
-    write_scripts(work, "m:ov", engine, "engine.xml", reduced, versions, ["a cure"])
+    write_reproduction(work, "m:ov", engine, "engine.xml", reduced, versions, ["a cure"])
     assert is_reproduced(work, reduced.failure)
     readme = (work / "README.md").read_text()
     assert f"- {expected[0][1]} `{expected[0][0]}`" in readme

@@ -58,7 +58,10 @@ def test_recorded_builds_without_commits_are_compared_by_fields_and_present_file
     ready.write_network(3)
     gone = ready.buildsys(*larger)
     assert gone.code == 3
-    assert "had another net.onnx, which no commit has; name a commit, or --bad now" in gone.err
+    assert (
+        "had another networks/net.onnx, which no commit has; name a commit, or --bad now"
+        in gone.err
+    )
     for names, problem in (
         (("a", "--figure", "error", "--good", "now"), "stands for 9 targets"),
         (("a:ort", "--figure", "error", "--good", "v9"), "there is no build or git revision 'v9'"),

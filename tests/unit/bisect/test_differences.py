@@ -67,9 +67,9 @@ def test_files_are_those_of_the_keys_with_other_bytes_and_a_mixture_exchanges_th
     old = {"export:m": {"source:net.py": "1", "read:d/": "1 net.py:3", "source:same.py": "1"}}
     new = {"export:m": {"source:net.py": "2", "source:new.py": "2", "source:same.py": "2"}}
     files = file_differences(old, new, roots)
-    assert [file.name for file in files] == ["d/x", "net.py", "new.py"]
-    assert [str(file.reason) for file in files[1:]] == ["net.py: 1 → 2", "new.py: unset → 2"]
-    mixture = Mixture(roots[0], roots[1], [file.name for file in files], tmp_path / "backup")
+    assert [each.file for each in files] == ["d/x", "net.py", "new.py"]
+    assert [str(each.reason) for each in files[1:]] == ["net.py: 1 → 2", "new.py: unset → 2"]
+    mixture = Mixture(roots[0], roots[1], [each.file for each in files], tmp_path / "backup")
     for chosen in ({"net.py"}, {"d/x", "new.py"}, set[str]()):
         mixture.write(chosen)
         sides = {name: roots[name in chosen] for name in ("net.py", "d/x", "new.py")}

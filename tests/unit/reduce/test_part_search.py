@@ -43,12 +43,12 @@ def test_the_result_always_fails_itself(count: int, chance: object) -> None:
 
 def test_only_the_same_kind_and_message_is_the_same_failure() -> None:
     wrong, crash = {"kind": "wrong", "text": "x"}, {"kind": "crash", "text": "y"}
-    refused = {"kind": "build", "text": "cannot take Erf", "operators": ["Erf", "Gelu"]}
+    refused = {"kind": "error", "text": "cannot take Erf", "operators": ["Erf", "Gelu"]}
     assert is_same_failure(wrong, {"kind": "wrong", "text": "z"})
     assert not is_same_failure(wrong, crash)
     assert not is_same_failure(wrong, None)
     assert is_same_failure(refused, {**refused, "operators": ["Erf"]})
     assert not is_same_failure(refused, {**refused, "operators": ["Sin"]})
-    build = {"kind": "build", "text": "node 3: unsupported padding mode of the pooling layer"}
+    build = {"kind": "error", "text": "node 3: unsupported padding mode of the pooling layer"}
     assert is_same_failure(build, {**build, "text": "node 0: unsupported padding mode of pooling"})
     assert not is_same_failure(build, {**build, "text": "out of memory"})
