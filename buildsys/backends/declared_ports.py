@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from buildsys.backends.interface import Port, required_input
+from buildsys.backends.interface import DeviceTensor, Port, required_input
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Array, Tensor
 
@@ -18,7 +18,9 @@ def ports_of(entries: Sequence[Mapping[str, Any]]) -> tuple[Port, ...]:
 
 
 def check_inputs(
-    ports: Sequence[Port], dims: Mapping[str, Mapping[str, int]], inputs: Mapping[str, Tensor]
+    ports: Sequence[Port],
+    dims: Mapping[str, Mapping[str, int]],
+    inputs: Mapping[str, Tensor | DeviceTensor],
 ) -> None:
     """Compare ``inputs`` with the names, types and shapes of an engine's ``ports``.
 

@@ -12,7 +12,16 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, cast, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    NamedTuple,
+    NoReturn,
+    Protocol,
+    TypeVar,
+    cast,
+    runtime_checkable,
+)
 
 from buildsys.errors import StageError, Unavailable
 from buildsys.onnx_graphs.tensors import Array, NpzFile, Tensor
@@ -175,6 +184,7 @@ class DeviceTensor(NamedTuple):
     array: Any  # keeps the memory alive
 
 
+AnyTensor = TypeVar("AnyTensor", Tensor, "Tensor | DeviceTensor")
 Allocate = Callable[[str, str, tuple[int, ...]], DeviceTensor]  # by name, type and shape
 
 
@@ -243,7 +253,7 @@ def read_batches(file: Path, inputs: Collection[str]) -> Iterator[Mapping[str, A
         ) from error
 
 
-def required_input(port: Port, inputs: Mapping[str, Tensor]) -> Tensor:
+def required_input(port: Port, inputs: Mapping[str, AnyTensor]) -> AnyTensor:
     """Look up an input by name and check its type.
 
     Raises: StageError: it is missing, or of another type.

@@ -228,6 +228,10 @@ class BackendDescription:
         """Check whether an engine with these options runs on an NVIDIA GPU."""
         return False
 
+    def uses_gpu_clock(self, options: Mapping[str, Any]) -> bool:  # noqa: ARG002
+        """Check whether an engine on a GPU is timed by the GPU's clock as well."""
+        return self.needs_cuda
+
     def further_files(self, options: Mapping[str, Any]) -> tuple[str, ...]:  # noqa: ARG002
         """Return the names of further files of an engine."""
         return ()

@@ -24,7 +24,7 @@ def plan_bench(model: ModelPlan, engine: EnginePlan) -> Iterator[Action]:
     bench["baselines"] = engine.baselines
     if engine.baselines and (engine.on_gpu or engine.baseline_precision != FULL_PRECISION):
         bench["precision"] = engine.baseline_precision
-    if engine.on_gpu and engine.description.needs_cuda:
+    if engine.on_gpu and engine.description.uses_gpu_clock(engine.spec):
         bench["gpu"] = {field: section[field] for field in GPU_CLOCK}
     options = {"engine": engine.options, "bench": bench, "cases": cases}
     inputs = {**engine.files, **final.golden(cases)}

@@ -4,7 +4,6 @@ Source: PyTorch documentation, "CUDA semantics: CUDA Graphs", "torch.compile", "
 Format"; Torch-TensorRT documentation, "TensorRT Backend for torch.compile".
 """
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -15,6 +14,7 @@ import torch
 
 from buildsys.backends.cuda_device import Device, Stream
 from buildsys.backends.measurement import Contender, GpuContender, GpuTiming, LocalCall, Slot
+from buildsys.backends.torch.gpu_programs import float32_arithmetic
 from buildsys.errors import Unavailable
 from buildsys.models.torch_model import make_network, to_torch
 from buildsys.models.user_code import first_line
@@ -162,13 +162,4 @@ class TorchNetwork:
         self._stack.callback(self._gpu.close)
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._stack.enter_context(torch.cuda.stream(self._stream))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # their newer names need PyTorch 2.9
-            before = torch.get_float32_matmul_precision()
-            torch.set_float32_matmul_precision("high" if self._tf32 else "highest")
-            self._stack.callback(torch.set_float32_matmul_precision, before)
-            self._stack.enter_context(
-                torch.backends.cudnn.flags(
-                    enabled=True, benchmark=True, deterministic=False, allow_tf32=self._tf32
-                )
-            )
+        self._stack.enter_context(float32_arithmetic(tf32=self._tf32))

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from buildsys.plan.action import Action, BaselineRef, FileRef
-from buildsys.plan.model_plan import ONNXRUNTIME, EnginePlan, ModelPlan
+from buildsys.plan.model_plan import EnginePlan, ModelPlan
 from buildsys.stages.bench.plan import GPU_CLOCK, timed_fields
 
 # measured in separate processes
@@ -34,7 +34,7 @@ def plan_gate(model: ModelPlan, engine: EnginePlan) -> Iterator[Action]:
         options["case"] = next(iter(cases))
         inputs |= final.golden(cases)
         after.append(final.golden_target)
-        if engine.on_gpu and engine.backend != ONNXRUNTIME:
+        if engine.on_gpu and engine.description.uses_gpu_clock(engine.spec):
             options["gpu"] = {field: bench[field] for field in GPU_CLOCK}
     recorded = [place for metric, place in _RECORDED.items() if metric in gates]
     for role, stage, path in recorded:

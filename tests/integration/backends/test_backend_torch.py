@@ -18,7 +18,7 @@ from buildsys.errors import StageError, Unavailable
 from buildsys.manifest.schema.engines import engine_spec
 from buildsys.onnx_graphs.tensors import Tensor
 from buildsys.system.backend_registry import Record
-from buildsys.system.compatibility import built_with, machine_reasons
+from buildsys.system.compatibility import built_with, machine_reasons, this_machine
 from buildsys.system.files import sha256_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the compiler, on its own code
@@ -155,13 +155,40 @@ def test_a_package_of_another_torch_or_processor_is_refused(
     ]
     assert "it was built with PyTorch 2.3.0" in problems[0]
     assert problems[1] == "it was compiled for processors with sve9"
+    on_gpu = {"settings": {"mode": "compile"}, "built_with": {**facts, "compute_capability": "9.0"}}
+    machine = replace(this_machine(), gpus=())
+    (reason,) = machine_reasons(Record("torch", on_gpu), machine)
+    assert reason.problem.startswith("it needs an NVIDIA GPU")
+    assert reason.remedy == "run it on a GPU of compute capability 9.0"
+    machine = replace(machine, gpus=({"name": "T4", "compute_capability": "7.5"},))
+    (reason,) = machine_reasons(Record("torch", on_gpu), machine)
+    assert reason.problem == "it was built for compute capability 9.0, and this T4 has 7.5"
     monkeypatch.setattr("torch.__version__", "9.9.9")
     with pytest.raises(StageError, match=r"was compiled with PyTorch .*, and this is 9\.9\.9"):
         backend.load(built[0], {"threads": 0})
     monkeypatch.undo()
-    monkeypatch.setattr("buildsys.backends.torch.backend.engine_instructions", list)
+    monkeypatch.setattr("buildsys.backends.torch.aot_inductor.engine_instructions", list)
     with pytest.raises(StageError, match="was compiled for processors with"):
         backend.load(built[0], {"threads": 0})
+
+
+@pytest.mark.parametrize("change", [lambda c, x: c.add_(x[:1]), lambda c, x: c[0].mul_(2)])
+def test_networks_with_state_are_refused(change: Any, tmp_path: Path) -> None:
+    class Keeps(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("kept", torch.zeros(1, 3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            change(self.kept, x)
+            return x + self.kept
+
+    program = torch.export.export(Keeps().eval(), (torch.zeros(2, 3),), strict=False)
+    ports = {"inputs": [{"name": "x", "dtype": "float32", "shape": [2, 3]}], "outputs": []}
+    source = tmp_path / "p.pt2"
+    torch.export.save(program, source, extra_files={"ports.json": json.dumps(ports)})
+    with pytest.raises(StageError, match="forward changes the buffer kept; an engine keeps no"):
+        backend.build(request(tmp_path, source))
 
 
 def test_without_a_compiler_an_engine_is_unavailable(

@@ -35,6 +35,15 @@ def test_the_program_depends_on_the_network_but_not_on_the_exporter_of_onnx() ->
     assert plan(source=source)["program:m"].options != ours.options
 
 
+def test_a_mode_decides_the_device_and_its_clock() -> None:
+    torch = {"backend": "torch", "name": "e", "precision": "fp16"}
+    gpu, cpu = plan({**torch, "mode": "compile"}), plan(torch)
+    assert gpu["engine:m:e"].devices == ("gpu",)
+    assert "gpu" in gpu["bench:m:e"].options["bench"]
+    assert cpu["engine:m:e"].devices == ("cpu",)
+    assert "gpu" not in cpu["bench:m:e"].options["bench"]
+
+
 def test_other_models_have_no_program() -> None:
     found = plan({"backend": "onnxruntime", "name": "ort"})
     assert not any(target.startswith("program") for target in found)
