@@ -29,6 +29,7 @@ from buildsys.errors import Unavailable
 from buildsys.system.files import link_into
 
 GROUP = "buildsys.backends"
+NOT_INSTALLED = "is not installed here"  # a predicate of a library
 _FOLDER = f"{Path(__file__).resolve().parents[1]}/backends"
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _SYSTEMS = {"macOS": "Darwin"}  # title -> sys.platform, capitalized
@@ -114,7 +115,7 @@ class Machine:
         Raises: Unavailable: it is not installed or cannot be loaded, as a predicate.
         """
         if module not in self.libraries:
-            raise Unavailable("is not installed here")
+            raise Unavailable(NOT_INSTALLED)
         return self.libraries[module]
 
     def cuda_of_library(self, module: str) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 
 from buildsys.errors import Unavailable
 from buildsys.system.backend_registry import (
+    NOT_INSTALLED,
     Machine,
     Reason,
     Record,
@@ -61,7 +62,7 @@ def library_version(module: str) -> str:
         loaded = sys.modules.get(module) or import_module(module)
     except (ImportError, OSError, RuntimeError) as error:  # a shared library is missing or unfit
         if isinstance(error, ModuleNotFoundError) and error.name == module:
-            raise Unavailable("is not installed here") from error
+            raise Unavailable(NOT_INSTALLED) from error
         cause = " ".join(str(error).split())
         raise Unavailable(f"cannot be used here: it cannot be loaded: {cause}") from error
     # OpenVINO's continues with build and branch: 2026.4.1-22982-…
