@@ -146,8 +146,9 @@ def _collect(folder: Any, options: Namespace) -> Answer:
 
     try:
         spared_s = parse_duration(options.older_than)
-    except ValueError as error:
-        raise UsageError(f"--older-than: {error}") from None
+    except ValueError:
+        text = f"--older-than is {options.older_than}"
+        raise UsageError(text, "write a duration such as 12h or 3d") from None
     if options.keep < 0:
         raise UsageError(f"--keep is {options.keep}", "write a number from 0")
     _, keys = release_keys(empty_project(options.root))
