@@ -25,7 +25,7 @@ from buildsys.cli.command import (
     unknown_name,
 )
 from buildsys.cli.commands.init import default_engines, preset_text, write_project
-from buildsys.cli.commands.new import flow, read_source, write_manifest
+from buildsys.cli.commands.new import OWN_QUANTIZERS, flow, read_source, write_manifest
 from buildsys.cli.engine_checks import required_checks
 from buildsys.cli.session import BuildSession
 from buildsys.cli.sources import LIBRARIES, SUFFIXES
@@ -125,6 +125,7 @@ class _OneShot:
         models = self._user.configs / "models"
         self._is_in_project = models.is_dir() and find_project(options.root) is not None
         self._shared = dict(self._shared_files())
+        self._calibrated: list[str] = []  # engines with measured ranges
         self._engines = self._choose_engines()
         text = options.calibration
         self._data = _calibration_data(options.root, text) if text else {}
@@ -138,7 +139,7 @@ class _OneShot:
             yield name, file.read_bytes() if self._is_in_project and file.is_file() else default
 
     def _choose_engines(self) -> list[str]:
-        """List the chosen presets. Raises: UsageError: one is unknown, or lacks calibration."""
+        """List the chosen presets. Raises: UsageError: one is unknown."""
         content = self._shared["engines.yaml"]
         presets: dict[str, Any] = read_yaml(self._user.configs / "engines.yaml", content) or {}
         names = self._options.engine or [name for name in default_engines() if name in presets]
@@ -148,11 +149,8 @@ class _OneShot:
             preset = presets[name]
             while "precision" not in preset and preset.get("use") in presets:
                 preset = presets[preset["use"]]
-            is_static = preset.get("quantization") != "dynamic"
-            if preset.get("precision") in QUANTIZED and is_static and not self._options.calibration:
-                own = "; a network with its own quantizers needs a manifest (`buildsys new`)"
-                hint = f"add --calibration {_DATA}{own}"
-                raise UsageError(f"{name} needs calibration data", hint)
+            if preset.get("precision") in QUANTIZED and preset.get("quantization") != "dynamic":
+                self._calibrated.append(name)
         return [*dict.fromkeys(names)]
 
     def lock(self) -> AbstractContextManager[None]:
@@ -169,11 +167,18 @@ class _OneShot:
         return locked(path)
 
     def open(self) -> BuildSession:
-        """Propose the manifest, unless an earlier call did. Raises: BuildsysError."""
+        """Propose the manifest, unless an earlier call did.
+
+        Raises: UsageError: an engine lacks calibration data. BuildsysError: another problem.
+        """
         for name, content in self._shared.items():
             _write(self._project.configs / name, content)
         self._propose()
-        manifest = _with_data(self._proposal.read_text(encoding="utf-8"), self._data)
+        proposal = self._proposal.read_text(encoding="utf-8")
+        if self._calibrated and not self._data and f"\n{OWN_QUANTIZERS}" not in proposal:
+            problem = f"{self._calibrated[0]} needs calibration data"
+            raise UsageError(problem, f"add --calibration {_DATA}")
+        manifest = _with_data(proposal, self._data)
         section = "calibration: {}  # with the data of the inputs\n" if self._data else ""
         head, _, proposed = manifest.rpartition("\nengines: ")
         engines = f"[{', '.join(self._engines)}]" if self._engines else proposed.strip()

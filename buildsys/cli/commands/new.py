@@ -47,6 +47,7 @@ _SOURCE_DEFAULTS: dict[str, dict[str, Any]] = {  # a worker takes all fields
 _PLAIN = re.compile(r"[\w./@-]+(:[\w./@-]+)?")  # a place that needs no quotes in YAML
 _MANIFEST_HEADER_LINES = 2
 ENGINES = "[{backend: onnxruntime, name: ort-cpu}]"
+OWN_QUANTIZERS = "quantize: {tool: source}"  # a line of manifests
 _INT8_ENGINES = "[{backend: onnxruntime, name: ort-int8, precision: int8}]"
 _DYNAMO = "export: {exporter: dynamo, opset: 18}  # tracing would fix the sizes of a saved program"
 _TRIALS_LIMIT_S = 900.0  # nothing is lost: the first build restores what was tried
@@ -398,7 +399,7 @@ def _lines(model: str, proposal: Mapping[str, Any], export: str = "") -> Iterato
     for name, size in proposal.get("fixed_by_export", {}).items():
         yield f"# {name} is fixed to {size}: no export of other sizes led to a verified engine"
     if has_quantizers := proposal.get("has_quantizers"):
-        yield "quantize: {tool: source}  # engines in int8 take its own quantizers"
+        yield f"{OWN_QUANTIZERS}  # engines in int8 take its own quantizers"
     yield f"engines: {_INT8_ENGINES if has_quantizers else ENGINES}"
     yield ""
 

@@ -106,3 +106,24 @@ def test_int8_takes_arrays(folder: ProjectFolder) -> None:
     wrong = folder.buildsys(*command, "--calibration", "{y: {constant: 1}}")
     assert wrong.code == 3
     assert "unknown input 'y'; did you mean" in wrong.err or "inputs: x" in wrong.err
+    without = folder.buildsys(*command)
+    assert without.code == 3
+    assert "ort-int8 needs calibration data; add --calibration a folder of images" in without.err
+
+
+def test_int8_of_a_quantized_network_takes_its_ranges(folder: ProjectFolder) -> None:
+    text = """<ir_version: 10, opset_import: ["" : 17]> graph (float[n,4] x) => (float[n,3] y)
+        <float s = {0.01}, int8 z = {0}> {
+        q = QuantizeLinear(x, s, z)
+        d = DequantizeLinear(q, s, z)
+        v = DequantizeLinear(w, s, z)
+        y = MatMul(d, v)
+    }"""
+    model = parser.parse_model(text)
+    weights = np.linspace(-60, 60, 12).astype(np.int8).reshape(4, 3)
+    model.graph.initializer.append(numpy_helper.from_array(weights, "w"))
+    onnx.save(model, folder.root / "q.onnx")
+    ran = folder.buildsys("build", "q.onnx", NO_BENCH, "--engine", "ort-int8")
+    assert ran.code == 0, ran
+    assert (folder.root / "q/ort-int8/engine.onnx").is_file()
+    assert not any(target.startswith("calibrate") for target in ran.passed)
