@@ -76,7 +76,7 @@ class Pace:
     block_runs: int = 5  # counted calls of one turn
     settle_s: float = 0.05  # uncounted time at the start of a turn
     settle_runs: int = 2  # uncounted calls at the start of a turn
-    limit_s: float = math.inf  # of all contenders: min_samples are then enough
+    limit_s: float = math.inf  # for all contenders; then min_samples are enough
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,7 @@ def device(options: Options) -> Figures:
 
 
 def _flags(precision: str) -> dict[str, bool]:
-    """Return ncnn's options of a precision; those of fp16 are on by default."""
+    """Return ncnn's options for a precision; by default it computes in fp16."""
     return {flag: precision == dtype for dtype, flags in _FLAGS.items() for flag in flags}
 
 

@@ -135,7 +135,7 @@ def _nodes_of(kinds: list[str], graph: onnx.ModelProto) -> Iterator[UnsupportedN
 
 
 _EXPRESSION = "pnnx.Expression"
-_RENAMED: Mapping[str, str] = {"Cast": "to"}  # of ONNX -> of PyTorch
+_RENAMED: Mapping[str, str] = {"Cast": "to"}  # ONNX -> PyTorch
 
 
 def _plain(name: str) -> str:

@@ -51,7 +51,7 @@ def measure_cold_starts(job: Job, case: Path, *, on_gpu: bool) -> ColdStart:
 def main() -> None:
     """Answer the request on stdin with figures, or with the problem of loading the engine."""
     began_ns, backend, engine, case, project, on_gpu = json.load(sys.stdin)
-    clock = time.monotonic_ns  # that of all processes
+    clock = time.monotonic_ns  # the same in every process
     try:
         from buildsys.backends.interface import load_backend
         from buildsys.deploy.engine import load_engine

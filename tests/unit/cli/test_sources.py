@@ -37,7 +37,6 @@ def test_a_model_has_the_name_of_its_source(source: str, model: str) -> None:
         (["net.py"], "net.py is not a source; write torchvision:NAME, "),
         (["taken.onnx"], "taken exists, and engines would be written there; move it away, or"),
         ([NET, "--engine", "ort-gpu"], "there is no engine 'ort-gpu'; nearest: o"),
-        ([NET, "--engine", "ov-int8"], "ov-int8 needs calibration data; add --calibration a f"),
         ([NET, "--calibration", "x.npz"], "--calibration x.npz is not a folder of images, FILE."),
         ([NET, "taken.onnx"], f"{NET} is a source, not a target; build it alone"),
         ([NET, "--since", "HEAD"], "build takes no --since with a source; leave it out"),
