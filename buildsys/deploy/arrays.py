@@ -31,18 +31,24 @@ _LEGACY_STREAM = 1  # DLPack's number of the default stream
 _ONNX_NAMES = {name: dtype for dtype, name in ML_DTYPES.items()}
 _SIGNED = {"uint8": "uint8", "uint16": "int16"}  # torch's numpy bridge has no uint16 before 2.3
 _SPARE_BYTES = 64 << 20
+_IMAGE_AXES = 3  # height, width, channels
+_IMAGE_HINT = "pass pixels from 0 to 255, such as numpy.asarray(image.convert({!r})) of Pillow"
 _UNREADABLE = (BufferError, RuntimeError, TypeError, ValueError)  # raised by DLPack
 
 
 class InputReader:
     """Checks of the arrays for one input, and their conversion."""
 
-    def __init__(self, engine: str, port: Port, ranges: Sequence[Any] = ()) -> None:
+    def __init__(
+        self, engine: str, port: Port, ranges: Sequence[Any] = (), color: str = ""
+    ) -> None:
         """Read arrays for ``port``; ``engine`` is its name for messages.
 
         ``ranges`` has the verified sizes of each axis: one, or the smallest and the largest, and
-        perhaps a name and the step between them; axes with equal names have equal sizes.
+        perhaps a name and the step between them; axes with equal names have equal sizes. An input
+        with a ``color`` takes raw images, and one without a batch axis is a batch of one.
         """
+        self._image_hint = _IMAGE_HINT.format("L" if color == "gray" else "RGB") if color else ""
         self.port = port
         self.names = [size if isinstance(size, str) else "" for size in port.shape]
         self._title = f"the input {port.name} of {engine}"
@@ -70,6 +76,8 @@ class InputReader:
             tensor = Tensor(value, self.port.dtype)
         else:
             tensor = self._fitting(self._host_tensor(value))
+        if self._image_hint and tensor.array.ndim == len(self.port.shape) - 1 == _IMAGE_AXES:
+            tensor = Tensor(tensor.array[np.newaxis], tensor.dtype)
         self._check_shape(tensor.array.shape)
         return tensor
 
@@ -108,15 +116,22 @@ class InputReader:
             )
         problem = f"{self._title} has the shape {list(shape)}, and the engine takes"
         hint = "convert the array, or widen `dims` in the manifest and build it again"
+        if self._image_hint:
+            is_image = shape[-1:] == tuple(self.port.shape[-1:])
+            hint = hint.replace("convert the array", "resize the image")
+            hint = hint if is_image else self._image_hint
         raise StageError(f"{problem} [{', '.join(sizes)}]", hint)
 
     def _unreadable(self, error: object) -> StageError:
         problem = f"{self._title} cannot be read: {' '.join(str(error).split())}"
-        return StageError(problem, "pass a contiguous array of numpy, torch or cupy")
+        hint = self._image_hint or "pass a contiguous array of numpy, torch or cupy"
+        return StageError(problem, hint)
 
     def _wrong_type(self, dtype: str, hint: str) -> StageError:
         problem = f"{self._title} is {dtype}, and the engine takes {self.port.dtype}"
-        return StageError(problem, hint)
+        if self._image_hint:
+            problem += " images: it resizes and normalizes them itself"
+        return StageError(problem, self._image_hint or hint)
 
     def _host_tensor(self, value: Any) -> Tensor:
         if isinstance(value, np.ndarray | np.generic):

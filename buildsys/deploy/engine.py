@@ -67,9 +67,12 @@ class Engine(AbstractContextManager["Engine"]):
         self.inputs: tuple[Port, ...] = session.inputs
         self.outputs: tuple[Port, ...] = session.outputs
         self.profiles = list(session.profiles)
-        ranges = record.map("ranges")
+        ranges, images = record.map("ranges"), record.map("images")
         self._readers = {
-            port.name: InputReader(name, port, ranges.get(port.name, ())) for port in self.inputs
+            port.name: InputReader(
+                name, port, ranges.get(port.name, ()), _color(images.get(port.name))
+            )
+            for port in self.inputs
         }
         axes: dict[str, list[tuple[str, int]]] = {}
         for port, reader in self._readers.items():
@@ -248,6 +251,11 @@ class Engine(AbstractContextManager["Engine"]):
         similar = nearest(unknown, missing or self._readers, count=1)
         problem = f"{self.name} has no input {unknown!r}, it has {', '.join(self._readers)}"
         return EngineError(problem, f"did you mean {similar[0]}?" if similar else "")
+
+
+def _color(image: object) -> str:
+    """Read the color of an input that takes raw images, else ""."""
+    return str(image.get("color", "rgb")) if isinstance(image, Mapping) else ""
 
 
 class SessionPool:

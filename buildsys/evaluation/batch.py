@@ -35,6 +35,7 @@ class Batch:
     inputs: dict[str, Array]  # with the batch axis; types unknown to numpy as float32
     labels: list[Label]
     images: list[str] = field(default_factory=list)  # digests of their files; or empty
+    pixels: list[Array] = field(default_factory=list)  # decoded images for engines; or empty
 
     def __len__(self) -> int:
         return len(self.names)
@@ -42,7 +43,8 @@ class Batch:
     def __getitem__(self, rows: slice) -> "Batch":
         """Select samples without copying."""
         inputs = {name: array[rows] for name, array in self.inputs.items()}
-        return Batch(self.names[rows], inputs, self.labels[rows], self.images[rows])
+        parts = (self.labels[rows], self.images[rows], self.pixels[rows])
+        return Batch(self.names[rows], inputs, *parts)
 
     def take(self, rows: Sequence[int]) -> "Batch":
         """Copy some samples."""
@@ -188,4 +190,5 @@ def _join(parts: list[Batch]) -> Batch:
         {name: np.concatenate([part.inputs[name] for part in parts]) for name in parts[0].inputs},
         [label for part in parts for label in part.labels],
         [image for part in parts for image in part.images],
+        [image for part in parts for image in part.pixels],
     )

@@ -1,7 +1,7 @@
 """Records of a model on all samples, batch by batch."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from io import BytesIO
 from itertools import zip_longest
 from pathlib import Path
@@ -62,16 +62,21 @@ def record(
     predict: Predict,
     count: Callable[[int, int, str], None],
     parts: Path | None = None,
+    images: Collection[str] = (),
 ) -> Recorded:
     """Run a model on all samples, in batches of sizes that it takes; fill the last one.
 
     ``count`` gets what is done, of how much (0: unknown), and the unit. A stopped run goes on with
-    what it saved in the folder ``parts``, in files named by the number of samples read.
+    what it saved in the folder ``parts``, in files named by the number of samples read. ``images``
+    are the inputs that take decoded images instead of their preprocessed values.
     Raises: StageError: samples or outputs do not fit.
     """
     steps, hook = options["preprocess"], options["postprocess"]
     postprocess = load_callable(hook, project) if hook else None
-    declared = {name: {**port, "preprocess": steps.get(name)} for name, port in inputs.items()}
+    declared = {
+        name: {**port, "preprocess": steps.get(name), "raw": name in images}
+        for name, port in inputs.items()
+    }
     data = {**options["data"], "classes": options["classes"]}
     samples = open_samples(data, declared, project)
     usual, least, step = _batch_sizes(inputs, options["dims"], options["batch_size"])
@@ -90,8 +95,7 @@ def record(
             rows = rows_of_half(marks, half)
             batch, marks = batch.take(rows), [marks[row] for row in rows]
         if len(batch):
-            size = max(least, -(-len(batch) // step) * step)
-            outputs = _outputs(batch, inputs, size, predict)
+            outputs = _outputs(batch, inputs, (least, step), predict, images)
             if postprocess:
                 outputs = _postprocess(postprocess, hook, outputs, project)
             records = metric.records(outputs, batch)
@@ -140,11 +144,28 @@ def _batch_sizes(
     return usual // step * step, least, step
 
 
-def _outputs(batch: Batch, inputs: Inputs, size: int, predict: Predict) -> dict[str, Array]:
-    """Run a batch, whose last sample is repeated up to ``size``."""
+def _outputs(
+    batch: Batch,
+    inputs: Inputs,
+    sizes: tuple[int, int],
+    predict: Predict,
+    images: Collection[str],
+) -> dict[str, Array]:
+    """Run a batch, whose last sample is repeated up to the next of ``sizes``: least, step."""
+    if len({image.shape for image in batch.pixels}) > 1:  # they make no batch
+        singles = (batch[row : row + 1] for row in range(len(batch)))
+        parts = [_outputs(single, inputs, sizes, predict, images) for single in singles]
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    least, step = sizes
+    size = max(least, -(-len(batch) // step) * step)
     rows = slice(None) if size == len(batch) else np.minimum(np.arange(size), len(batch) - 1)
-    arrays = batch.inputs.items()
-    tensors = {name: tensor_of(array[rows], inputs[name]["dtype"]) for name, array in arrays}
+    arrays = {name: (array, inputs[name]["dtype"]) for name, array in batch.inputs.items()}
+    for name in images:
+        if not batch.pixels:
+            problem = f"sample {batch.names[0]} is no image, and the engine preprocesses {name}"
+            raise StageError(problem, "evaluate images, or remove inside from its preprocess")
+        arrays[name] = np.stack(batch.pixels), "uint8"
+    tensors = {name: tensor_of(array[rows], dtype) for name, (array, dtype) in arrays.items()}
     outputs = {name: tensor.values() for name, tensor in predict(tensors).items()}
     for name, array in outputs.items():
         if not array.ndim or len(array) != size:

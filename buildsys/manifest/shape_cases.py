@@ -10,6 +10,7 @@ WHENS = (AFTER_EXPORT, AFTER_SIMPLIFY)
 Step = Mapping[str, Any]
 Inputs = dict[str, dict[str, Any]]  # name -> shape and dtype
 KINDS = ("function", "rename", "cut", "cast")
+_NEW_INTERFACE = KINDS[1:]
 DimRange = Mapping[str, int | None]  # min, opt, max, odd, multiple_of as in the manifest
 Dims = dict[str, int]
 _MOST_TRIED = 65  # sizes of a range, the smallest first
@@ -146,6 +147,39 @@ def interface_after(interface: Interface, steps: Iterable[Step]) -> Interface:
         if declared.get("outputs") is not None:
             outputs = tuple(declared["outputs"])
     return Interface(inputs, outputs)
+
+
+def changes_golden(steps: Iterable[Step]) -> bool:
+    """Check if ``steps`` change golden tensors or their names."""
+    return any(
+        kind_of(step) in _NEW_INTERFACE
+        or step.get("changes") == "numbers"
+        or step.get("inputs") is not None
+        or step.get("outputs") is not None
+        for step in steps
+    )
+
+
+def images_of(manifest: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Collect the inputs that engines preprocess: their steps, shape and dtype."""
+    images = {}
+    for name, tensor in (manifest.get("inputs") or {}).items():
+        steps = tensor.get("preprocess") or {}
+        if steps.get("inside") and len(tensor["shape"]) in (3, 4):
+            images[name] = {**steps, **_tensor(tensor, {})}
+    return images
+
+
+def served_inputs(inputs: Inputs, images: Mapping[str, Mapping[str, Any]]) -> Inputs:
+    """Replace the inputs that engines preprocess by raw images, channels last."""
+    served = dict(inputs)
+    for name, image in images.items():
+        *batch, high, wide, channels = image["shape"]
+        if image.get("layout", "nchw") == "nchw":
+            channels, high, wide = high, wide, channels
+        size = image.get("size") or (high, wide)
+        served[name] = {"shape": [*batch, *size, channels], "dtype": "uint8"}
+    return served
 
 
 def data_after(data: Mapping[str, Any], steps: Iterable[Step]) -> dict[str, Any]:

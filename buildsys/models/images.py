@@ -82,6 +82,14 @@ def read_images(
     return tensor_of(values.reshape(shape) if len(shape) == 3 else values, dtype)
 
 
+def decode_image(file: ImageFile, color: str) -> Array:
+    """Decode an image as engines with preprocessing take it: uint8, channels last.
+
+    Raises: StageError: it cannot be read as an image, or has more than 8 bits per channel.
+    """
+    return _with_channels(np.asarray(_decoded(file, _MODES[color])))
+
+
 def size_of(file: Path, data: Fields) -> Size:
     """Measure height and width of an image after ``resize``, before the crop.
 
@@ -97,12 +105,14 @@ def size_axes(data: Fields) -> tuple[int, int]:
     return _AXES[data["layout"]][1:]
 
 
-def describe_images(data: Fields, shape: tuple[int, ...]) -> str:
+def describe_images(data: Fields, shape: Sequence[int | str]) -> str:
     """Describe the preprocessing of each image in words."""
     _, height, width = (shape[axis] for axis in _AXES[data["layout"]])
     size = f"resized to {height} x {width}"
     if data["resize"] is not None:
         size = f"shorter side resized to {data['resize']}, centre {height} x {width} cut out"
+    elif data.get("inside") and data["size"] is None:
+        size = f"{height} x {width}"
     elif data.get("pad") is not None:
         size = f"scaled into {height} x {width}, the rest filled with {data['pad']}"
     mean, std = (" ".join(f"{value:g}" for value in data[field]) for field in ("mean", "std"))
@@ -133,9 +143,12 @@ def _pixels(file: ImageFile, data: Fields, size: Size) -> Array:
         image.paste(inside, ((width - wide) // 2, (height - high) // 2))
     else:
         image = image.resize((width, height), resampling)
-    pixels = np.asarray(image)
-    pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
+    pixels = _with_channels(np.asarray(image))
     return pixels[:, :, ::-1] if data["color"] == "bgr" else pixels
+
+
+def _with_channels(pixels: Array) -> Array:
+    return pixels[:, :, None] if pixels.ndim == 2 else pixels
 
 
 def _resized(size: Size, shorter: int) -> Size:

@@ -6,7 +6,7 @@ tensors. Everything here follows from the manifest alone, since planning precede
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
@@ -20,17 +20,28 @@ from buildsys.manifest.shape_cases import (
     Step,
     allowed_sizes,
     case_values,
+    changes_golden,
     data_after,
     exported_interface,
+    images_of,
     interface_after,
-    kind_of,
     names_in_shapes,
     representatives,
+    served_inputs,
     steps_of,
 )
 from buildsys.manifest.value_ranges import VALUE_CASES
 from buildsys.plan.action import FileRef
-from buildsys.stages.table import CONVERT, EXPORT, REFERENCE, SEARCH, SIMPLIFY, SURGERY, target_of
+from buildsys.stages.table import (
+    CONVERT,
+    EXPORT,
+    PREPROCESS,
+    REFERENCE,
+    SEARCH,
+    SIMPLIFY,
+    SURGERY,
+    target_of,
+)
 
 Spec = Mapping[str, Any]  # a resolved and checked manifest, as plain JSON values
 # input name -> {"min": shape, "opt": shape, "max": shape}
@@ -39,8 +50,8 @@ _OUTPUT_FIELDS = ("labels", "scores", "rows")  # outputs of the policy ``detecti
 _SUGGESTED_SIZES = 5  # at most, of conditions in the network's source
 _SEEDS = ("seed-1", "seed-2")
 GOLDEN = "golden-"  # cases of files
+IMAGES = "images"  # variant of the target that makes golden images
 _SAMPLES = 32  # fewer cannot tell shares of classes
-_NEW_INTERFACE = ("rename", "cut", "cast")  # kinds of steps
 
 
 class Graph(NamedTuple):
@@ -111,6 +122,20 @@ class LoweredGraph(NamedTuple):
         return Graph(f"{model}/{CONVERT}/{self.variant}", target_of(CONVERT, model, self.variant))
 
 
+class PreprocessedGraph(NamedTuple):
+    """A graph that an engine is built from, with the preprocessing of images in front."""
+
+    source: Graph
+    variant: str  # "fp32", "int8-opset17"
+
+    @property
+    def graph(self) -> Graph:
+        """The graph that takes raw images."""
+        _, model, *_ = self.source.target.split(":")
+        target = target_of(PREPROCESS, model, self.variant)
+        return Graph(f"{model}/{PREPROCESS}/{self.variant}", target)
+
+
 @dataclass(frozen=True)
 class GraphPoint:
     """A graph read by later stages."""
@@ -167,7 +192,8 @@ class GraphPoints(NamedTuple):
     values: Mapping[str, Dims]  # all dimensions in every case
     exported: GraphPoint
     unsimplified: GraphPoint  # input of simplify
-    final: GraphPoint  # converted and built into engines
+    final: GraphPoint  # converted
+    served: GraphPoint  # built into engines: the final one, perhaps with images as inputs
 
 
 def graph_points(spec: Spec) -> GraphPoints:
@@ -179,12 +205,15 @@ def graph_points(spec: Spec) -> GraphPoints:
     for taken in steps:
         interface = interface_after(interface, taken)
         inputs.append(interface.inputs)
-    dims = [spec["dims"]] * 3
-    if any(steps):
-        dims = [_only(spec["dims"], names_in_shapes(tensors)) for tensors in inputs]
+    images = images_of(spec)
+    served = served_inputs(inputs[-1], images)
+    changes = any(steps) or bool(images)
+    dims = [spec["dims"]] * 4
+    if changes:
+        dims = [_only(spec["dims"], names_in_shapes(tensors)) for tensors in (*inputs, served)]
     values = case_values(spec["dims"])
     usual = [_only(case, dims[-1]) for case in values.values()]
-    for case, sizes in profile_values(spec, spec["engines"], inputs[-1], dims[-1]).items():
+    for case, sizes in profile_values(spec, spec["engines"], served, dims[-1]).items():
         if sizes not in usual:
             values[case] = {**values["opt"], **sizes}
     own, origins = values, representatives(values)
@@ -192,7 +221,7 @@ def graph_points(spec: Spec) -> GraphPoints:
     data = {name: tensor["data"] for name, tensor in (spec["inputs"] or {}).items()}
     declared = spec["outputs"].items()
     policies = {output: tensor["compare"] for output, tensor in declared if tensor.get("compare")}
-    for (when, source), taken, tensors, spans in zip(chain, steps, inputs, dims, strict=True):
+    for (when, source), taken, tensors, spans in zip(chain, steps, inputs, dims[:3], strict=True):
         graph = Graph(f"{name}/{SURGERY}/{when}", f"{SURGERY}:{name}:{when}") if taken else source
         if changes_golden(taken):
             golden = graph
@@ -200,14 +229,24 @@ def graph_points(spec: Spec) -> GraphPoints:
         for step in taken:
             policies = _renamed(policies, step.get("rename") or {})
             has_further &= step.get("reference") is None
-        if any(steps):
+        if changes:
             own = {case: _only(sizes, spans) for case, sizes in values.items()}
             origins = representatives(own)
         points.append(
             GraphPoint(taken, source, graph, tensors, data, spans, own, origins, policies, *golden,
                        has_further)
         )  # fmt: skip
-    return GraphPoints(values, *points)
+    exported, unsimplified, final = points
+    last = final
+    if images:
+        own = {case: _only(sizes, dims[-1]) for case, sizes in values.items()}
+        last = replace(
+            final, inputs=served, dims=dims[-1], values=own, origins=representatives(own),
+            golden_folder=f"{name}/{PREPROCESS}/{IMAGES}",
+            golden_target=target_of(PREPROCESS, name, IMAGES),
+            has_further=False,
+        )  # fmt: skip
+    return GraphPoints(values, exported, unsimplified, final, last)
 
 
 def size_ranges(exported: GraphPoint) -> dict[str, dict[str, int]]:
@@ -263,17 +302,6 @@ def golden_samples(spec: Spec, exported: GraphPoint, final: GraphPoint) -> dict[
         dims[first] = max((n for n in allowed_sizes(span) if n <= _SAMPLES), default=span["min"])
     rows = dims[first] if isinstance(first, str) else first
     return {"dims": dims, "calls": -(-_SAMPLES // rows)}
-
-
-def changes_golden(steps: Iterable[Step]) -> bool:
-    """Check if ``steps`` change golden tensors or their names."""
-    return any(
-        kind_of(step) in _NEW_INTERFACE
-        or step.get("changes") == "numbers"
-        or step.get("inputs") is not None
-        or step.get("outputs") is not None
-        for step in steps
-    )
 
 
 def profile_values(

@@ -5,7 +5,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from buildsys.manifest.backend_choices import QUANTIZED, has_quantizers
-from buildsys.manifest.shape_cases import Dims
+from buildsys.manifest.shape_cases import Dims, images_of
 from buildsys.plan.action import RESULT, Action, FileRef, needs_of
 from buildsys.plan.custom_operators import NO_OPERATORS, CustomOperators, PlannedOperator
 from buildsys.plan.engine_typing import (
@@ -21,6 +21,7 @@ from buildsys.plan.graph_points import (
     Graph,
     LoweredGraph,
     PlannedConversion,
+    PreprocessedGraph,
     Spec,
     further_cases,
     golden_samples,
@@ -35,6 +36,7 @@ ONNXRUNTIME = "onnxruntime"
 FULL_PRECISION = "fp32"
 _INT4 = ("block_size", "symmetric", "accuracy_level", "exclude")  # fields of quantize_weights
 _DYNAMIC = ("per_channel", "reduce_range", "exclude")
+_INSIDE = ("inside", "size")  # fields of preprocessing that only engines have
 _LISTS = ("sources", "after", "code", "tools", "environment")  # fields of an action
 _IMPORT_TORCH = frozenset(("torch", "nvidia-modelopt"))  # distributions
 _GPU_BASELINES = ("torch_cuda_graph", "torch_tensorrt")
@@ -50,12 +52,18 @@ class ModelPlan:
         self.definition = written if "tensorrt" in written else None  # by hand
         engines = [decide_engine(spec, engine, version_of) for engine in spec["engines"]]
         inputs, outputs = spec["inputs"].items(), spec["outputs"].values()
-        self.preprocess = {name: t["preprocess"] for name, t in inputs if t.get("preprocess")}
+        self.preprocess = {
+            name: {field: step for field, step in t["preprocess"].items() if field not in _INSIDE}
+            for name, t in inputs
+            if t.get("preprocess")
+        }
+        self.images = images_of(spec)  # inputs that engines preprocess
         labels = (output.get("labels") or {} for output in outputs)
         self.classes: list[str] = next((e["names"] for e in labels if "names" in e), [])
+        points = graph_points({**spec, "engines": engines})
+        self.case_values, self.exported, self.unsimplified, self.final, self.served = points
         self.spec = spec = {**_without_run_fields(spec), "engines": engines}
         self.name: str = spec["model"]
-        self.case_values, self.exported, self.unsimplified, self.final = graph_points(spec)
         source = self.definition["reference"] if self.definition else written
         self.has_network = bool(source)  # else it has commands only
         self.network = PlannedNetwork(spec, source, self.exported)
@@ -96,11 +104,11 @@ class ModelPlan:
     def has_torch_baselines(self) -> bool:
         """True if PyTorch does the same work as the engines.
 
-        It does not if the graph is cut or takes other inputs.
+        It does not if the graph is cut or takes other inputs, such as raw images.
         """
         steps = (*self.unsimplified.steps, *self.final.steps)
         changed = any("cut" in step or step.get("inputs") is not None for step in steps)
-        return self.network.is_torch and not changed
+        return self.network.is_torch and not (changed or self.images)
 
     @property
     def needs_calibration(self) -> bool:
@@ -175,6 +183,16 @@ class ModelPlan:
         """The graphs in older opsets, each once."""
         lowered = [engine.lowered for engine in self.engines if engine.lowered]
         return tuple({graph.variant: graph for graph in lowered}.values())
+
+    @property
+    def preprocessed_graphs(self) -> tuple[PreprocessedGraph, ...]:
+        """The graphs of engines and baselines that take raw images, each once."""
+        graphs = [engine.preprocessed for engine in self.engines if engine.preprocessed]
+        for engine in self.engines if self.images else ():
+            if baseline := engine.own_baseline_graph:
+                variant = engine.baseline_precision
+                graphs.append(PreprocessedGraph(baseline, variant))
+        return tuple({graph.variant: graph for graph in graphs}.values())
 
     @property
     def searches(self) -> tuple[PlannedConversion, ...]:
@@ -319,7 +337,19 @@ class EnginePlan:
 
     @property
     def _graph(self) -> Graph:
+        if self.preprocessed:
+            return self.preprocessed.graph
         return self.lowered.graph if self.lowered else self._own_graph
+
+    @property
+    def preprocessed(self) -> PreprocessedGraph | None:
+        """Its graph with raw images as inputs, if it preprocesses them."""
+        if not self.model.images:
+            return None
+        if self.lowered:
+            return PreprocessedGraph(self.lowered.graph, self.lowered.variant)
+        variant = self.conversion.variant if self.conversion else FULL_PRECISION
+        return PreprocessedGraph(self._own_graph, variant)
 
     @property
     def _own_graph(self) -> Graph:
@@ -341,10 +371,10 @@ class EnginePlan:
     @cached_property
     def cases(self) -> dict[str, Dims]:
         """The cases of its check, including those of its explicit profiles."""
-        model, final = self.model, self.model.final
-        own = list(profile_values(model.spec, [self.spec], final.inputs, final.dims).values())
+        model, served = self.model, self.model.served
+        own = list(profile_values(model.spec, [self.spec], served.inputs, served.dims).values())
         names = model.spec["verify"]["cases"]
-        return final.cases([c for c, v in final.values.items() if c in names or v in own])
+        return served.cases([c for c, v in served.values.items() if c in names or v in own])
 
     @cached_property
     def baselines(self) -> list[str]:
@@ -372,6 +402,14 @@ class EnginePlan:
     @property
     def baseline_graph(self) -> Graph | None:
         """The graph of the ONNX Runtime baseline."""
+        own = self.own_baseline_graph
+        if own and self.model.images:
+            return PreprocessedGraph(own, self.baseline_precision).graph
+        return own
+
+    @property
+    def own_baseline_graph(self) -> Graph | None:
+        """The graph of the ONNX Runtime baseline, before the preprocessing of images."""
         if ONNXRUNTIME not in self.baselines:
             return None
         if self.baseline_precision == FULL_PRECISION:

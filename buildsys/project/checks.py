@@ -10,7 +10,7 @@ from buildsys.manifest.backend_choices import base_precision, is_auto
 from buildsys.manifest.problem import Problems, show_value, suggest
 from buildsys.manifest.value_ranges import data_problem
 from buildsys.manifest.value_tree import FieldPath
-from buildsys.manifest.view import ManifestView, RefusedError, shapes_after_surgery
+from buildsys.manifest.view import ManifestView, RefusedError, engine_shapes
 from buildsys.stages.table import GRAPH_SECTIONS, STAGES
 from buildsys.system.backend_registry import BrokenBackendError, describe_backend, import_backend
 
@@ -59,8 +59,9 @@ def _source(view: ManifestView) -> Problems:
 def _dims(view: ManifestView) -> Problems:
     declared = view.map("dims")
     undeclared: set[str] = set()  # a misspelled name is reported where it is first used
-    for tensors in _TENSORS:
-        for path, size in view.find(*tensors, ..., "shape", ...):
+    shapes = [(*tensors, ..., "shape", ...) for tensors in _TENSORS]
+    for shape in (*shapes, ("inputs", ..., "preprocess", "size", ...)):
+        for path, size in view.find(*shape):
             if isinstance(size, str) and size not in {*declared, *undeclared}:
                 undeclared.add(size)
                 close = suggest(size, declared, what="declared")
@@ -171,7 +172,7 @@ def _engine(view: ManifestView, path: FieldPath, fields: dict[str, Any]) -> Prob
 
 def _profiles(view: ManifestView) -> Problems:
     """Yield the problems of the explicit profiles of all engines."""
-    inputs = shapes_after_surgery(view)
+    inputs = engine_shapes(view)
     for path, profile in view.maps("engines", ..., "profiles", ...):
         for name, ranges in profile.items():
             place, shape = (*path, name), inputs.get(name)

@@ -117,6 +117,9 @@ def engine_origin(engine: EngineResult, timed: Sequence[SlowLayer]) -> dict[str,
         "precision of the layers": q.shares(shares.get("layers", {})),
         "precision of the time": q.shares(shares.get("time", {})),
         "operators in the delegate": _delegated(engine.get("delegated", {})),
+        "raw images": "; ".join(
+            f"{name}: {image.get('steps', '')}" for name, image in engine.get("images", {}).items()
+        ),
         "custom operators": q.plain(engine.get("operators") or ""),
         "optimization profiles": "; ".join(
             f"{index}: {', '.join(f'{n} {_shape_range(shapes)}' for n, shapes in profile.items())}"

@@ -11,7 +11,7 @@ OPERATORS, EXPORT, PROGRAM, REFERENCE = "operators", "export", "program", "refer
 SURGERY, SIMPLIFY, CALIBRATE, SEARCH = "surgery", "simplify", "calibrate", "search"
 CONVERT, VALIDATE, ENGINE, VERIFY = "convert", "validate", "engine", "verify"
 BENCH, LOAD, GATE, COMMAND, REPORT = "bench", "load", "gate", "command", "report"
-PREDICT, EVALUATE = "predict", "evaluate"
+PREPROCESS, PREDICT, EVALUATE = "preprocess", "predict", "evaluate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +104,12 @@ STAGES = (
         has_graph=True,
         compared=("bytes",),
         sections=("convert", "quantize", "optimize", "quantize_weights"),
+        has_checks=True,
+    ),
+    StageInfo(
+        PREPROCESS,
+        "put the preprocessing of images into graphs",
+        "PreprocessResult",
         has_checks=True,
     ),
     StageInfo(

@@ -145,6 +145,7 @@ class BackendDescription:
     data_file: str = ""  # weights outside the engine file
     # builds every precision from the simplified graph, after a search from the converted one
     takes_float32: bool = False
+    takes_images: bool = True  # has the operators of preprocessing
     takes_program: bool = False  # builds every precision from the captured PyTorch program
     takes_definition: bool = False  # builds networks defined by hand with TensorRT's API
     calibrators: tuple[str, ...] = ()  # algorithms of calibration for its own int8 ranges

@@ -38,6 +38,7 @@ DESCRIPTION = _Ncnn(
     data_file="engine.bin",
     able="builds and runs on the CPU",
     takes_float32=True,
+    takes_images=False,
     narrow_integers=True,
     any_processor=True,
 )

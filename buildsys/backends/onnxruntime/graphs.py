@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
 from buildsys.backends.interface import Figures, Options, UnsupportedNode
-from buildsys.backends.layer_figures import int8_layers, shares, slowest
+from buildsys.backends.layer_figures import int8_layers, is_preprocessing, shares, slowest
 from buildsys.backends.onnxruntime.execution_providers import provider_name
 from buildsys.errors import CheckFailed
 from buildsys.onnx_graphs.graph_reader import read_graph
@@ -143,13 +143,14 @@ def graph_facts(model_file: Path, options: Options) -> Figures:
         itemsize = int(helper.tensor_dtype_to_np_dtype(initializer.data_type).itemsize)
         weights[_type_name(initializer.data_type)] += math.prod(initializer.dims) * itemsize
     # ONNX cannot infer types across ONNX Runtime's own operators, which count as their input's type
-    types, by_type = element_types(model), Counter[str]()
+    types, by_type, kinds = element_types(model), Counter[str](), list[str]()
     for node in model.graph.node:
         input_types = (types[name] for name in node.input if types.get(name))
         dtype = types.get(node.output[0]) or next(input_types, 0)
         types.update({name: dtype for name in node.output if name not in types})
-        by_type[_type_name(dtype)] += 1
-    kinds = (node.op_type for node in model.graph.node)
+        if not is_preprocessing(node.output):
+            by_type[_type_name(dtype)] += 1
+            kinds.append(node.op_type)
     layers = [kind for kind in kinds if kind in _INT8_LAYERS | _FLOAT_LAYERS]
     inputs, outputs = ports(model)
     for port in (*inputs, *outputs):

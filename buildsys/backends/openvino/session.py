@@ -12,7 +12,7 @@ import numpy as np
 import openvino as ov
 
 from buildsys.backends.interface import Figures, Options, Port, Profiles, Run, required_input
-from buildsys.backends.layer_figures import int8_layers, layer_facts, slowest
+from buildsys.backends.layer_figures import int8_layers, is_preprocessing, layer_facts, slowest
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import Tensor, tensor_of
 from buildsys.system.cpu import usable_cores
@@ -172,7 +172,7 @@ _MOST_NODES = 50
 
 def precision_facts(compiled: ov.CompiledModel, options: Options) -> Figures:
     """Collect the executed layers by kind, and the share of each type."""
-    layers = list(executed_layers(compiled))
+    layers = [layer for layer in executed_layers(compiled) if not is_preprocessing(layer[3])]
     dtypes = (dtype for _, kind, dtype, _ in layers if kind not in _COMPUTES_NOTHING)
     heavy = (dtype == "int8" for _, kind, dtype, _ in layers if kind in _HEAVY)
     facts = layer_facts((kind for _, kind, _, _ in layers), dtypes, "engine")

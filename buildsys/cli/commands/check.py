@@ -18,9 +18,9 @@ from buildsys.cli.interrupts import TERMINATED
 from buildsys.cli.session import BuildSession
 from buildsys.cli.worker_pool import run_stage
 from buildsys.errors import StageError, UsageError
-from buildsys.manifest.shape_cases import format_dims
+from buildsys.manifest.shape_cases import changes_golden, format_dims
 from buildsys.plan.action import RESULT, Action
-from buildsys.plan.graph_points import changes_golden, graph_points, size_ranges
+from buildsys.plan.graph_points import graph_points, size_ranges
 from buildsys.project.load import Project
 from buildsys.stages.table import ENGINE, REFERENCE, VALIDATE, stage_info, target_of
 from buildsys.store.locks import machine_lock_folder

@@ -71,7 +71,7 @@ def run(options: Namespace) -> int:
     model = candidates[0].model
     if any(engine.model != model for engine in candidates):
         raise UsageError("run takes the engines of one model", f"write run {model}")
-    point = graph_points(session.project.models[model].data).final
+    point = graph_points(session.project.models[model].data).served
     if not options.input:
         problem = f"run needs values for {', '.join(point.inputs)}: add --input NAME=FILE"
         raise UsageError(problem, f"to build, type `buildsys build {options.names[0]}`")

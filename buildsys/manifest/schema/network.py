@@ -67,7 +67,7 @@ class ConstantData(Spec):
     constant: Scalar = Field(description="Value of all elements.")
 
 
-# Preprocessing and labels decide no target: ``plan`` removes them, so no key contains them.
+# Labels, and preprocessing outside of engines, decide no target: ``plan`` removes them.
 class _Pixels(Spec):
     resize: int | None = Field(None, ge=1)
     """Shorter side before the center crop; default: scale to height and width."""
@@ -95,6 +95,16 @@ class Preprocess(_Pixels):
 
     pad: int | None = Field(None, ge=0, le=255)
     """Scale to fit into height and width; fill the rest with this pixel value."""
+    inside: bool = False
+    """Let engines do all steps: this input of theirs is uint8, [batch, height, width, channels]."""
+    size: tuple[Dim, Dim] | None = None
+    """Height and width of the images for `inside`; default: the input's, without a resize."""
+
+    @model_validator(mode="after")
+    def _check_inside(self) -> "Preprocess":
+        if self.size is not None and not self.inside:
+            raise ValueError("size has no effect without inside: true")
+        return self
 
 
 class _Labels(Spec):
@@ -141,7 +151,7 @@ class InputSpec(Spec):
     keyword: Word | None = None
     """Keyword argument of forward(); default: positional."""
     preprocess: Preprocess | None = None
-    """Steps from an image file to this input, for `buildsys run`."""
+    """Steps from an image file to this input, for `buildsys run`, or inside of engines."""
 
 
 class _AnyPolicy(Spec):

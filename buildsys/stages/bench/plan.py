@@ -18,8 +18,8 @@ GPU_CLOCK = ("cuda_graph", "transfers", "in_flight", "wait")  # only for the GPU
 
 def plan_bench(model: ModelPlan, engine: EnginePlan) -> Iterator[Action]:
     """Plan the benchmark of ``engine``."""
-    name, final, section = model.name, model.final, model.spec["bench"]
-    cases = final.cases(section["cases"])
+    name, served, section = model.name, model.served, model.spec["bench"]
+    cases = served.cases(section["cases"])
     bench: dict[str, Any] = {field: section[field] for field in _PACE}
     bench["baselines"] = engine.baselines
     if engine.baselines and (engine.on_gpu or engine.baseline_precision != FULL_PRECISION):
@@ -27,15 +27,15 @@ def plan_bench(model: ModelPlan, engine: EnginePlan) -> Iterator[Action]:
     if engine.on_gpu and engine.description.uses_gpu_clock(engine.spec):
         bench["gpu"] = {field: section[field] for field in GPU_CLOCK}
     options = {"engine": engine.options, "bench": bench, "cases": cases}
-    inputs = {**engine.files, **final.golden(cases)}
-    after = [f"engine:{name}:{engine.name}", final.golden_target]
+    inputs = {**engine.files, **served.golden(cases)}
+    after = [f"engine:{name}:{engine.name}", served.golden_target]
     tools = ["python", "numpy"]  # the timed calls are made in Python
     torch = any(baseline in TORCH_BASELINES for baseline in engine.baselines)
     if torch:
         options["network"] = {**model.network.options, "outputs": {}}  # outputs are not checked
         compilers = {"torch_compile": "triton", "torch_tensorrt": "torch-tensorrt"}
         tools += [compilers[name] for name in compilers if name in engine.baselines]
-        if final.golden_folder != model.exported.golden_folder:  # the network's inputs differ
+        if served.golden_folder != model.exported.golden_folder:  # the network's inputs differ
             for case in cases:
                 file = FileRef(f"{model.exported.golden_folder}/{model.exported.origins[case]}.npz")
                 inputs[f"network.case.{case}"] = file

@@ -121,8 +121,8 @@ def _referenced(
         main = files.pop("engine")
         return {"": main, **{f".{role}": ref for role, ref in files.items()}}, target
     if kind == "golden":
-        case = model.final.origins[of]
-        return {"": model.final.golden([case])[f"case.{case}"]}, model.final.golden_target
+        case = model.served.origins[of]
+        return {"": model.served.golden([case])[f"case.{case}"]}, model.served.golden_target
     graph = model.exported.graph if kind == "exported" else model.final.graph
     graph_files = graph.files()
     return {"": graph_files["model"], ".data": graph_files["model.data"]}, graph.target

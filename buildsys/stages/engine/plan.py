@@ -12,11 +12,13 @@ from buildsys.system.user_modules import source_of
 
 def plan_engine(model: ModelPlan, engine: EnginePlan) -> Iterator[Action]:
     """Plan the build of ``engine``."""
-    spec, name, final = model.spec, model.name, model.final
+    spec, name, served = model.spec, model.name, model.served
     folder = f"{name}/engine/{engine.name}"
     takes_program = engine.description.takes_program
     operators = NO_OPERATORS if takes_program else model.operators.use(engine.backend)
     options: dict[str, Any] = {"engine": engine.options}
+    if model.images:
+        options["images"] = model.images
     batches, cache, after = {}, {}, []
     if engine.calibrates:
         algorithm = {"algorithm": spec["calibration"]["algorithm"]}
@@ -35,12 +37,12 @@ def plan_engine(model: ModelPlan, engine: EnginePlan) -> Iterator[Action]:
                 **{point: span[point] for point in ("min", "opt", "max")},
                 **({"multiple_of": step} if (step := _step(span)) > 1 else {}),
             }
-            for name, span in final.dims.items()
+            for name, span in served.dims.items()
         }
         options["dims"] = spans if engine.spec.get("profiles") is None else {}
-        options["inputs"] = final.inputs
-    elif final.dims:  # the library would take any size
-        options["ranges"] = _ranges(final)
+        options["inputs"] = served.inputs
+    elif served.dims:  # the library would take any size
+        options["ranges"] = _ranges(served)
     hook = engine.spec.get("network")  # changes the network before it is built
     called = [hook] if hook else []
     weights = {}

@@ -46,6 +46,7 @@ class EngineResult(ResultHeader, total=False):
     systems: str  # the oldest that run the engine
     # input -> size, [min, max] or [min, max, name] of each axis
     ranges: dict[str, list[int | list[int | str]]]
+    images: dict[str, dict[str, str]]  # inputs that take raw images -> color, steps
     operators: dict[str, str]  # custom operator -> kind and file
     plugins: list[dict[str, Any]]
     calibration: dict[str, str]  # int8, by TensorRT itself

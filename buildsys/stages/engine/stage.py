@@ -22,6 +22,7 @@ from buildsys.backends.interface import (
 )
 from buildsys.errors import StageError, Unavailable
 from buildsys.manifest.exports import OTHER_EXPORTS
+from buildsys.models.images import describe_images
 from buildsys.models.user_code import located
 from buildsys.onnx_graphs.graph_reader import read_graph
 from buildsys.stages.common.remedies import explain_refusal
@@ -176,6 +177,11 @@ def _optional_figures(job: Job, request: BuildRequest) -> Figures:
             name: [spans.get(size, size) for size in port["shape"]]
             for name, port in request.inputs.items()
         }
+    if images := job.options.get("images"):
+        figures["images"] = {
+            name: {"color": image["color"], "steps": describe_images(image, image["shape"])}
+            for name, image in images.items()
+        }
     if calibration := request.calibration:
         recorded: dict[str, str] = {}
         if calibration.algorithm:
@@ -225,6 +231,9 @@ def _calibration(job: Job) -> Calibration | None:
     """Read the builder's own int8 calibration; None for a quantized graph."""
     if "calibration" not in job.options:
         return None
+    if "images" in job.options:
+        problem = f"engine {job.variant} calibrates itself, with values that are no images"
+        raise StageError(problem, "set quantization: explicit, or remove inside from preprocess")
     algorithm = job.options["calibration"].get("algorithm", "")
     description = describe_backend(job.options["engine"]["backend"])
     if algorithm and algorithm not in description.calibrators:

@@ -18,11 +18,12 @@ def plan_evaluate(model: ModelPlan, engine: EnginePlan) -> Iterator[Action]:
     by_metric = any(search.by_metric for search in model.searches)  # one half: comparable engines
     is_calibrated = engine.needs_ranges or engine.calibrates
     fields = judging_fields(model, "rest" if by_metric else "", is_calibrated)
+    images = {"images": list(model.images)} if model.images else {}
     yield engine.action(
         "evaluate",
         f"evaluate/{engine.name}.json",
         operators=engine.loaded_operators,
-        options={"engine": engine.options, **fields.pop("options")},
+        options={"engine": engine.options, **images, **fields.pop("options")},
         inputs={**engine.files, **fields.pop("inputs")},
         after=(f"engine:{name}:{engine.name}", *fields.pop("after")),
         order=(f"verify:{name}:{engine.name}",),  # figures of a wrong engine are worthless

@@ -44,7 +44,10 @@ def run(job: Job) -> StageResult:
     metric = load_metric(options["metric"], options, job.project)
     with closing(engine):
         job.progress("running the engine")
-        recorded = record(options, inputs, job.project, metric, engine.run, job.count, job.parts)
+        recorded = record(
+            options, inputs, job.project, metric, engine.run, job.count, job.parts,
+            job.options.get("images", ()),
+        )  # fmt: skip
     require_same_samples(original, recorded)
     job.progress("comparing the predictions")
     interval = paired_interval(metric, original.records, recorded.records)

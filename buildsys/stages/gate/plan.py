@@ -20,7 +20,7 @@ def plan_gate(model: ModelPlan, engine: EnginePlan) -> Iterator[Action]:
     """Plan the gates of ``engine``, if it has any."""
     if not engine.gates:
         return
-    name, final, section = model.name, model.final, engine.gates
+    name, served, section = model.name, model.served, engine.gates
     gates = {metric: limit for metric, limit in section.items() if isinstance(limit, dict)}
     options: dict[str, Any] = {"gates": gates, "engine": engine.options}
     inputs = {**engine.files}
@@ -30,10 +30,10 @@ def plan_gate(model: ModelPlan, engine: EnginePlan) -> Iterator[Action]:
         options |= {"rounds": section["rounds"], "duration": section["duration"]}
         options["warmup"] = bench["warmup"]
         case = "opt" if "opt" in bench["cases"] else bench["cases"][0]
-        cases = final.cases([case])
+        cases = served.cases([case])
         options["case"] = next(iter(cases))
-        inputs |= final.golden(cases)
-        after.append(final.golden_target)
+        inputs |= served.golden(cases)
+        after.append(served.golden_target)
         if engine.on_gpu and engine.description.uses_gpu_clock(engine.spec):
             options["gpu"] = {field: bench[field] for field in GPU_CLOCK}
     recorded = [place for metric, place in _RECORDED.items() if metric in gates]

@@ -4,10 +4,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from buildsys.errors import StageError
 from buildsys.manifest.shape_cases import concrete_shape
 from buildsys.models.golden_inputs import require_dtype
-from buildsys.models.images import Size, describe_images, read_images, size_axes, size_of
+from buildsys.models.images import (
+    Size,
+    decode_image,
+    describe_images,
+    read_images,
+    size_axes,
+    size_of,
+)
 from buildsys.onnx_graphs.tensors import Tensor, load_arrays, read_npy, save_tensors, tensor_of
 from buildsys.workers.job import Job, StageResult
 
@@ -49,6 +58,11 @@ def run(job: Job) -> StageResult:
         else:
             images.setdefault(file.name, []).append(file)
     for name, files in images.items():
+        if declared[name]["preprocess"].get("inside"):
+            tensor = _raw_images(declared[name], files)
+            add(name, tensor, files)
+            steps[name] = f"{' x '.join(map(str, tensor.shape[-3:-1]))}, preprocessed by the engine"
+            continue
         shape = _image_shape(name, declared[name], job.options["dims"], files)
         fields, dtype = declared[name]["preprocess"], declared[name]["dtype"]
         add(name, read_images([file.path for file in files], fields, name, shape, dtype), files)
@@ -68,6 +82,19 @@ def run(job: Job) -> StageResult:
     }
     labels = {weights: categories(weights) for weights in job.options["weights"]}
     return StageResult(figures={"inputs": figures, "labels": labels})
+
+
+def _raw_images(declared: Fields, files: Sequence[InputFile]) -> Tensor:
+    """Decode images of one size. Raises: StageError: their sizes or number do not fit."""
+    color, shape = declared["preprocess"]["color"], declared["shape"]
+    images = [decode_image(file.path, color) for file in files]
+    for file, image in zip(files, images, strict=True):
+        if image.shape != images[0].shape:
+            size, first = (" x ".join(map(str, i.shape[:2])) for i in (image, images[0]))
+            problem = f"{file.typed} has {size} pixels, and {files[0].typed} {first}"
+            raise StageError(problem, "give images of one size as a batch, or one at a time")
+    batch = np.stack(images)
+    return tensor_of(batch if len(shape) == batch.ndim else batch.reshape(batch.shape[1:]))
 
 
 def _image_shape(

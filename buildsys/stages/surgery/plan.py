@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
-from buildsys.manifest.shape_cases import AFTER_EXPORT, AFTER_SIMPLIFY
+from buildsys.manifest.shape_cases import AFTER_EXPORT, AFTER_SIMPLIFY, changes_golden
 from buildsys.plan.action import Action
-from buildsys.plan.graph_points import changes_golden, size_ranges
+from buildsys.plan.graph_points import size_ranges
 from buildsys.plan.model_plan import ModelPlan
 from buildsys.plan.network import data_files, image_tools
 from buildsys.system.user_modules import source_of

@@ -11,15 +11,15 @@ from buildsys.plan.model_plan import FULL_PRECISION, EnginePlan, ModelPlan
 
 def plan_verify(model: ModelPlan, engine: EnginePlan) -> Iterator[Action]:
     """Plan the check of ``engine``."""
-    final, operators = model.final, engine.loaded_operators
+    served, operators = model.served, engine.loaded_operators
     further, uncompared = _further_cases(model, engine), model.spec["validate"]["uncompared"]
     is_low = engine.precision != FULL_PRECISION
     plugins = ["python"] if operators.sources else []
     tools = ["numpy", *engine.run_tools, *plugins, *engine.toolchain_tools]
     # a graph shows how its outputs are made
-    assembled = {} if model.definition else {"assembled": final.assembling.assembled}
-    upstream = [f"engine:{model.name}:{engine.name}", final.golden_target]
-    upstream += [final.assembling.target] if assembled else []
+    assembled = {} if model.definition else {"assembled": served.assembling.assembled}
+    upstream = [f"engine:{model.name}:{engine.name}", served.golden_target]
+    upstream += [served.assembling.target] if assembled else []
     yield engine.action(
         "verify",
         f"verify/{engine.name}.json",
@@ -31,14 +31,14 @@ def plan_verify(model: ModelPlan, engine: EnginePlan) -> Iterator[Action]:
             "cases": engine.cases,
             **({"further": further} if further else {}),
             **({"uncompared": uncompared} if uncompared else {}),
-            **final.compare,
+            **served.compare,
         },
         inputs={
             **engine.files,
             **assembled,
-            **final.golden(engine.cases),
-            **(final.golden_samples(model.samples) if is_low else {}),
-            **final.golden(further.get("cases", ()), optional=True),
+            **served.golden(engine.cases),
+            **(served.golden_samples(model.samples) if is_low else {}),
+            **served.golden(further.get("cases", ()), optional=True),
         },
         after=upstream,
         tools=tools,
@@ -51,12 +51,12 @@ def _further_cases(model: ModelPlan, engine: EnginePlan) -> dict[str, Any]:
     Extreme values exceed the range of narrow floats, and the ranges of a calibration are those
     of its data: the limits of these engines are for ordinary values.
     """
-    names = model.further_names if model.final.has_further else []
+    names = model.further_names if model.served.has_further else []
     if engine.precision != FULL_PRECISION:
         names = [name for name in names if name.startswith(("drawn", "seed", GOLDEN))]
     if engine.precision in QUANTIZED or engine.calibrates:
         names = [name for name in names if name.startswith(GOLDEN)]
     if not names:
         return {}
-    shapes = {name: tensor["shape"] for name, tensor in model.final.inputs.items()}
+    shapes = {name: tensor["shape"] for name, tensor in model.served.inputs.items()}
     return {"cases": names, "shapes": shapes}

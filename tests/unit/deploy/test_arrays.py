@@ -78,3 +78,26 @@ def test_sizes_outside_of_what_was_verified_are_refused() -> None:
     for size in (0, 9):
         with pytest.raises(StageError, match=r"takes \[n from 1 to 8, 2\]; .* widen `dims`"):
             checked.read(np.zeros((size, 2), np.float32))
+
+
+def test_raw_images_are_taken_alone_or_as_a_batch() -> None:
+    port = Port("x", "uint8", ("batch", "height", "width", 3))
+    images = InputReader("m:e", port, [[1, 8], [4, 9, "height"], [4, 9, "width"], 3], "rgb")
+    assert images.read(np.zeros((5, 6, 3), np.uint8)).shape == (1, 5, 6, 3)
+    assert images.read(np.zeros((2, 5, 6, 3), np.uint8)).shape == (2, 5, 6, 3)
+    convert = r"pass pixels from 0 to 255, such as numpy.asarray\(image.convert\('RGB'\)\)"
+    for wrong in (
+        np.zeros((5, 6, 4), np.uint8),  # RGBA
+        np.zeros((5, 6), np.uint8),  # gray, or indices of a palette
+        np.zeros((1, 3, 5, 6), np.uint8),  # channels first
+        np.zeros((5, 6, 3), np.uint16),
+        np.zeros((5, 6, 3), np.float32),
+        [[1, 2], [3, 4]],
+    ):
+        with pytest.raises(StageError, match=convert):
+            images.read(wrong)
+    with pytest.raises(StageError, match=r"height from 4 to 9.*; resize the image, or widen"):
+        images.read(np.zeros((3, 6, 3), np.uint8))
+    gray = InputReader("m:e", Port("x", "uint8", (1, 4, 4, 1)), (), "gray")
+    with pytest.raises(StageError, match=r"convert\('L'\)"):
+        gray.read(np.zeros((4, 4, 3), np.uint8))

@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from buildsys.errors import StageError
 from buildsys.evaluation import recording
 from buildsys.evaluation.metrics import load_metric
 from buildsys.evaluation.recording import Recorded, record
-from buildsys.onnx_graphs.tensors import Tensor
+from buildsys.onnx_graphs.tensors import Tensor, tensor_of
 
 COUNT = 50
 INPUTS = {"x": {"shape": ["batch", 3], "dtype": "float32"}}
@@ -114,3 +115,46 @@ def test_predictions_of_all_samples_are_limited(
     monkeypatch.setattr(recording, "_LIMIT", size - 1)
     with pytest.raises(StageError, match="top-1 needs more than 1 GiB of predictions"):
         recorded(project, Model())
+
+
+def test_an_engine_that_preprocesses_gets_images_of_each_size(tmp_path: Path) -> None:
+    sizes = [(8, 8), (8, 8), (6, 9), (8, 8), (5, 5)]
+    (tmp_path / "images").mkdir()
+    for number, size in enumerate(sizes):
+        Image.new("RGB", size, (40 * number, 0, 0)).save(tmp_path / f"images/{number}.png")
+    rows = [f"{number}.png,{number % 3}" for number in range(len(sizes))]
+    (tmp_path / "labels.csv").write_text("\n".join(rows))
+    steps = {
+        "resize": None, "pad": None, "interpolation": "bilinear", "color": "rgb",
+        "layout": "nchw", "divide": 1.0, "mean": [0.0], "std": [1.0],
+    }  # fmt: skip
+    inputs = {"x": {"shape": ["batch", 3, 4, 4], "dtype": "float32"}}
+    options = {
+        **OPTIONS, "preprocess": {"x": steps}, "batch_size": 4,
+        "data": {"images": "images", "labels": "labels.csv"},
+        "dims": {"batch": {"min": 1, "opt": 4, "max": 4, "multiple_of": 1}},
+    }  # fmt: skip
+    shapes: list[tuple[int, ...]] = []
+
+    def predict(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        array = tensors["x"].array
+        shapes.append(array.shape)
+        red = array[:, 0, 0, 0]
+        return {"y": tensor_of(np.stack([red, -1.0 * red, red * 0], axis=1))}
+
+    def run(data: Any = options, images: tuple[str, ...] = ("x",)) -> Recorded:
+        metric = load_metric("top1", data, tmp_path)
+        return record(data, inputs, tmp_path, metric, predict, lambda *_: None, None, images)
+
+    raw = run()
+    # one batch of one size is whole
+    assert shapes == [(1, 8, 8, 3), (1, 8, 8, 3), (1, 9, 6, 3), (1, 8, 8, 3), (1, 5, 5, 3)]
+    prepared = run(images=())
+    assert (raw.names, raw.digests) == (prepared.names, prepared.digests)
+    shapes.clear()
+    run({**options, "batch_size": 2})
+    assert shapes[0] == (2, 8, 8, 3)
+
+    np.savez(tmp_path / "data.npz", x=np.zeros((2, 3, 4, 4), np.float32), labels=[0, 1])
+    with pytest.raises(StageError, match=r"sample 0 is no image, and the engine preprocesses x"):
+        run({**options, "data": {"npz": "data.npz", "labels": "labels"}})

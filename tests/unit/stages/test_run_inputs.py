@@ -139,3 +139,23 @@ def test_other_mistakes_are_one_sentence_each(folder: Path) -> None:
         with pytest.raises(StageError) as error:
             read(declared, *files)
         assert str(error.value).startswith(message)
+
+
+def test_an_engine_that_preprocesses_gets_decoded_images() -> None:
+    raw = {"shape": ["batch", "height", "width", 3], "dtype": "uint8"}
+    declared = {"image": {**raw, "preprocess": {**PREPROCESS, "inside": True}}}
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 16, 3), np.uint8)
+    Image.fromarray(pixels).save("a.png")
+    for mode in ("RGBA", "P", "L", "1"):
+        Image.fromarray(pixels).convert(mode).save(f"{mode}.png")
+    assert np.array_equal(read(declared, "image=a.png")["image"].array, pixels[None])
+    batch = read(declared, *(f"image={mode}.png" for mode in ("RGBA", "P", "L", "1")))["image"]
+    assert (batch.shape, batch.dtype) == ((4, 8, 16, 3), "uint8")
+    assert np.array_equal(batch.array[0], pixels)
+    single = {"image": {**declared["image"], "shape": ["height", "width", 3]}}
+    assert read(single, "image=a.png")["image"].shape == (8, 16, 3)
+    with pytest.raises(StageError, match=r"wide.png has 20 x 40 pixels, and red.png 8 x 8; give"):
+        read(declared, "image=red.png", "image=wide.png")
+    Image.fromarray(pixels[..., 0].astype(np.uint16) << 8).save("deep.png")
+    with pytest.raises(StageError, match=r"deep.png .* more than 8 bits per channel; name another"):
+        read(declared, "image=deep.png")

@@ -1,0 +1,16 @@
+"""What the report says about preprocessing in engines."""
+
+from buildsys.report import formatting as q
+from buildsys.stages.preprocess.result import PreprocessResult
+
+
+def key_figure(result: PreprocessResult) -> str:
+    """Describe the difference from torchvision, or count the added nodes."""
+    if "nodes" in result:
+        return f"{result['nodes']} nodes in front of the graph"
+    sizes = q.plural(len(result["sizes"]), "size")
+    compared = f"{q.plural(result['images'], 'image')} of {sizes}"
+    if not result["differing"]:
+        return f"equal to torchvision in {compared}"
+    share = q.percent(result["differing"])
+    return f"{share} of the values {result['largest_step']:.2g} steps from torchvision, {compared}"
