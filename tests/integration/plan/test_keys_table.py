@@ -42,7 +42,8 @@ SMALL = "configs/models/small.yaml"
 # no searches: unit/plan/test_plan_search.py and scenarios/stages/test_auto_precision.py do;
 # no programs: unit/plan/test_program_plan.py does
 # no commands: unit/plan/test_command_plan.py and scenarios/stages/test_commands.py do
-_OTHERS = ("gate", "search", "program", "command")
+# no loads and no preprocessing in engines: unit/plan/test_preprocess_plan.py does
+_OTHERS = ("gate", "search", "program", "command", "load", "preprocess")
 STAGES = tuple(stage for stage in STAGE_INFO if stage not in _OTHERS)
 Patch = pytest.MonkeyPatch
 Keys = dict[str, dict[str, str]]  # target -> parts
