@@ -75,8 +75,8 @@ def read_layers(text: str, precision: str) -> list[EngineLayer]:
 
 def layer_shares(layers: list[EngineLayer]) -> dict[str, float]:
     """Collect the share of layers per type."""
-    own = (part for part in layers if part.dtype and not is_preprocessing(part.nodes))
-    counts = Counter(part.dtype for part in own)
+    own = (part for part in layers if not is_preprocessing(part.nodes))
+    counts = Counter(part.dtype for part in own if part.dtype)
     return {dtype: round(share, 4) for dtype, share in shares(counts).items()}
 
 

@@ -9,10 +9,10 @@ from buildsys.stages.bench.plan import timed_fields
 
 def plan_load(model: ModelPlan, engine: EnginePlan) -> Iterator[Action]:
     """Plan the load of ``engine``, if the manifest has any."""
-    name, final, bench = model.name, model.final, model.spec["bench"]
+    name, served, bench = model.name, model.served, model.spec["bench"]
     if not bench["load"]:
         return
-    cases = final.cases(["opt" if "opt" in bench["cases"] else bench["cases"][0]])
+    cases = served.cases(["opt" if "opt" in bench["cases"] else bench["cases"][0]])
     noise = bench["noise"] and {"other_load": bench["noise"]["other_load"]}
     options = {"engine": engine.options, "load": bench["load"], "noise": noise}
     yield engine.action(
@@ -22,11 +22,11 @@ def plan_load(model: ModelPlan, engine: EnginePlan) -> Iterator[Action]:
         options={
             **options,
             "case": next(iter(cases)),
-            "inputs": final.inputs,
+            "inputs": served.inputs,
             "on_gpu": engine.on_gpu,
         },
-        inputs={**engine.files, **final.golden(cases)},
-        after=(f"engine:{name}:{engine.name}", final.golden_target),
+        inputs={**engine.files, **served.golden(cases)},
+        after=(f"engine:{name}:{engine.name}", served.golden_target),
         order=(f"verify:{name}:{engine.name}",),  # figures of a wrong engine are worthless
         environment=(*engine.environment, "speed"),
         server="light",

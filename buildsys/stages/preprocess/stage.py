@@ -137,7 +137,8 @@ def _images(job: Job, name: str, dims: Dims, case: str, sample: int = 0) -> Arra
     stream = np.random.default_rng(seed)
     noise = stream.integers(0, 256, shape, np.uint16)
     colors = stream.integers(0, 256, (*batch, 1, 1, channels), np.uint16)
-    return ((3 * noise + colors) // 4).astype(np.uint8)
+    mixed: Array = (3 * noise + colors) // 4
+    return mixed.astype(np.uint8)
 
 
 class _NodeCheck:

@@ -6,6 +6,7 @@ import pytest
 from planning import plan_engines
 
 from buildsys.plan.action import Action
+from buildsys.stages.table import ENGINE_STAGES
 
 STEPS = {"inside": True, "size": ("height", "width"), "resize": 8}
 DIMS = {
@@ -22,7 +23,8 @@ def planned(dims: Any = DIMS, **steps: Any) -> dict[str, Action]:
     calibration = {"data": {"x": {"npz": "x.npz"}}}
     return plan_engines(
         {}, INT8, inputs=inputs, dims=dims, calibration=calibration, evaluate=EVALUATE,
-        bench={"baselines": ("torch", "onnxruntime")},
+        bench={"baselines": ("torch", "onnxruntime"), "load": {"p99": "10ms"}},
+        gates={"latency": {"tolerance": "5%"}},
     )  # fmt: skip
 
 
@@ -43,7 +45,7 @@ def test_steps_are_in_the_keys_of_what_they_change_only(steps: dict[str, Any]) -
 
 def test_sizes_of_images_are_in_no_key_of_the_network() -> None:
     wider = {**DIMS, "width": {"min": 8, "opt": 60, "max": 99}}
-    engines = {f"{stage}:m:{e}" for e in ("e0", "int8") for stage in ("engine", "verify", "bench")}
+    engines = {f"{stage}:m:{e}" for e in ("e0", "int8") for stage in ENGINE_STAGES}
     assert changed(planned(), planned(wider)) <= {"preprocess:m:images", "report:m", *engines}
 
 
@@ -65,6 +67,17 @@ def test_engines_are_built_from_and_compared_with_images() -> None:
     # the baselines do the same work, or are left out
     assert actions["bench:m:e0"].options["bench"]["baselines"] == ["onnxruntime"]
     assert actions["bench:m:e0"].inputs["model"].path == "m/preprocess/fp32/model.onnx"
+
+
+def test_everything_that_runs_an_engine_gives_it_images() -> None:
+    running = [action for action in planned().values() if "engine" in action.inputs]
+    stages = {"verify", "evaluate", "bench", "load", "gate"}
+    assert {action.stage for action in running} == stages
+    for action in running:
+        golden = [ref.path for role, ref in action.inputs.items() if role.startswith("case.")]
+        assert {path.rpartition("/")[0] for path in golden} <= {"m/preprocess/images"}
+        assert golden or action.stage == "evaluate"
+        assert action.options.get("images") == (["x"] if action.stage == "evaluate" else None)
 
 
 def test_preprocessing_outside_is_in_no_key() -> None:
