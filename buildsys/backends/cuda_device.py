@@ -26,7 +26,7 @@ class Resource:
     """Something allocated on a device."""
 
     def __init__(self, free: Callable[..., tuple[Any, ...]] | None, handle: Any) -> None:
-        """Keep the driver's handle; ``free`` is None for those of another library."""
+        """Keep the driver's handle; ``free`` is None if another library owns it."""
         self._free = free
         self.handle = handle
 

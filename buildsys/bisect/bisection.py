@@ -27,7 +27,7 @@ class Point(NamedTuple):
     commit: str  # "" for uncommitted changes
     revision: str  # the last commit in it
     open: Callable[[], State]  # may take a checkout
-    recorded: Parts | None = None  # libraries and devices of its targets, if not those of now
+    recorded: Parts | None = None  # libraries and devices of its targets, unless the present ones
 
 
 class Step(NamedTuple):

@@ -52,7 +52,7 @@ from buildsys.system.printable import printable
 
 BACKENDS = {"buildsys": "buildsys.cli.doit_backend:Backend"}  # if the package is not installed
 BUILD = "build"  # the group of everything; build:MODEL is everything of a model
-_WAITING_THREADS = 16  # besides those of -j
+_WAITING_THREADS = 16  # besides the ones for -j
 
 
 def load(root: Path) -> "tuple[dict[str, Any], ProjectTasks]":

@@ -45,7 +45,7 @@ class Engine(AbstractContextManager["Engine"]):
 
     ``inputs`` and ``outputs`` are in the order of the graph; a dynamic size in a ``shape`` is a
     name, None or -1. ``profiles`` has the shape ranges of optimization profiles, ``{input: {"min":
-    …, "opt": …, "max": …}}``. ``record`` is ``engine.json``, ``notes`` are those of ``can_run``.
+    …, "opt": …, "max": …}}``. ``record`` is ``engine.json``, ``notes`` come from ``can_run``.
     Threads may call it at the same time. ``close``, or the end of a ``with`` block, frees it.
     """
 

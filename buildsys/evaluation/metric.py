@@ -69,7 +69,7 @@ class Metric(ABC):
         return self._value({name: array[rows] for name, array in records.items()})
 
     def effective_count(self, records: Records) -> float:
-        """Count samples, by Kish's formula if those of rare classes weigh more."""
+        """Count samples, by Kish's formula if rare classes weigh more."""
         if not self.weighs_classes:
             return len(next(iter(records.values())))
         counts = np.unique(records["label"], return_counts=True)[1]

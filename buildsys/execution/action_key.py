@@ -84,7 +84,7 @@ class ActionKey:
 
 
 class KeyBuilder:
-    """Builds action keys; those of gates need ``baselines``.
+    """Builds action keys; gates' need ``baselines``.
 
     Files are examined at every call; libraries, devices and our own code once per instance, with
     the first key whose parts are used. ``texts`` caches facts about file contents.

@@ -127,7 +127,7 @@ def compare_rounds(
 ) -> Change:
     """Compare the medians of rounds, paired in the order they were measured.
 
-    ``confidence`` is that of the one-sided bounds.
+    ``confidence`` belongs to the one-sided bounds.
 
     Raises: ValueError: no rounds, unequally many, or a figure that is not positive.
     """

@@ -1,6 +1,6 @@
 """References in the fields of commands: ``{inputs.X}`` in arguments, ``{commands.X.Y}`` in inputs.
 
-Braces around anything but a dotted name are plain text, such as those of JSON.
+Braces around anything but a dotted name are plain text, as in JSON.
 """
 
 import re

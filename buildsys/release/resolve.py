@@ -257,7 +257,7 @@ def _obtain(
                         raise
     except OSError as error:
         raise EngineError(describe_os_error(error)) from error
-    result = can_run(target, digest=False)  # digests are those of the index, which may be signed
+    result = can_run(target, digest=False)  # checked against the index, which may be signed
     return target if result else result.reasons
 
 

@@ -84,7 +84,7 @@ def run_job(words: list[str], removed: list[str], *after: Any) -> int:
 
 
 def main() -> None:
-    """Start a task for each job, and wait for all; the log is that of the Ray job."""
+    """Start a task for each job, and wait for all; the log is the Ray job's."""
     import ray
 
     ray.init()

@@ -60,7 +60,7 @@ def private_folder(use: str, hint: str) -> Path:
 
 
 class Locks:
-    """The locks of one project, and those of the machine's devices."""
+    """The locks of one project and of the machine's devices."""
 
     def __init__(self, folder: Path, machine: Path | None = None) -> None:
         self._folder = folder

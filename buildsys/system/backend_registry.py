@@ -326,7 +326,7 @@ def backend_names() -> tuple[str, ...]:
 
 @cache
 def describe_backend(name: str) -> BackendDescription:
-    """Return the description of a backend; that of a broken package has a ``problem``.
+    """Return the description of a backend; a broken package's has a ``problem``.
 
     Raises: Unavailable: there is no such backend.
     """

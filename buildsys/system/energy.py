@@ -39,7 +39,7 @@ class EnergyCounter:
 
 @contextmanager
 def energy_counter(pci_bus_id: str = "", folder: Path = _POWERCAP) -> Iterator[EnergyCounter]:
-    """Yield the counter of a GPU, or without one that of the processors."""
+    """Yield the counter of a GPU, or of the processors."""
     if not pci_bus_id:
         yield _processors(folder)
         return

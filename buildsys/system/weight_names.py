@@ -40,7 +40,7 @@ def is_url(name: str) -> bool:
 
 
 def file_name(url: str) -> str:
-    """Return the name of the file at a URL, "" if it is not that of a file."""
+    """Return the name of the file at a URL, "" if it names none."""
     name = urlsplit(url).path.rpartition("/")[2]
     return "" if name in (".", "..") or not urlsplit(url).netloc else name
 

@@ -123,7 +123,7 @@ class ReadRecorder:
         sys.addaudithook(self._audit)
 
     def stop(self) -> list[Read]:
-        """Stop recording and return all reads, those of forked processes included."""
+        """Stop recording and return all reads, including forked processes'."""
         self._add_mapped_files()
         self._on = False
         os.lseek(self._file, 0, os.SEEK_SET)

@@ -237,7 +237,7 @@ def compare_weights(converted: ConvertedPackage, precision: str) -> Figures:
         parameter = parameters.get(name.removesuffix(_ROUNDED))
         if parameter is not None and parameter.shape == weight.shape:
             worst = float(np.abs(weight.astype(np.float32) - parameter).max())
-            problem = f"the weight {name} of the package is not that of the program"
+            problem = f"the weight {name} of the package differs from the program's"
             hint = "use precision: fp32" if precision == "fp16" else _REPAIR
             raise StageError(f"{problem}: they differ by up to {worst:.3g}", hint)
     return {

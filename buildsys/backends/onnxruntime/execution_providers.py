@@ -39,7 +39,7 @@ class Provider:
     compiles: bool = True
     # the distribution that keeps these kernels in EPContext nodes and reads those of its version
     context_library: str = ""
-    reads_older_contexts: bool = False  # also those of an older version
+    reads_older_contexts: bool = False  # made by an older version, too
     booleans: tuple[str, str] = ("0", "1")  # texts of false and true
 
     @property

@@ -157,7 +157,7 @@ def _settings_in_force(
 def build_engine(library: TensorRTLibrary, request: BuildRequest) -> Figures:
     """Write the engine; return its settings, profiles, tensors and layers.
 
-    The layers and the share of each type are those of the parsed network, before TensorRT fuses it.
+    Layers and shares of types describe the parsed network, before TensorRT fuses it.
     """
     options, times = request.options, [time.perf_counter()]
     profiles = resolve_profiles(request.inputs, request.dims, options["profiles"])

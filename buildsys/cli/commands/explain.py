@@ -39,7 +39,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """Print one explanation per target; without names, those of all targets."""
+    """Print one explanation per target; without names, for all targets."""
     only = ModelFilter.of(options)
     session = BuildSession.read_only(options.root, options.names)
     chosen = session.select(options.names, only=only)

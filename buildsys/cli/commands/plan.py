@@ -108,7 +108,7 @@ def print_plan(session: BuildSession, explained: Sequence[Freshness], *, as_json
 
 
 def _obstacles(session: BuildSession, steps: Sequence[Freshness]) -> dict[str, str]:
-    """List the expected causes by target, for a missing engine those of the engine."""
+    """List the expected causes by target, for a missing engine the engine's."""
     from buildsys.execution.local_runs import expected_obstacle
 
     obstacles: dict[str, str] = {}

@@ -210,11 +210,11 @@ class Tolerance(Spec):
     )
 
 
-_OF_PRECISION = "Not set: that of the precision, none for fp32."
+_OF_PRECISION = "Not set: the limit for the precision; none for fp32."
 
 
 class EngineTolerance(Tolerance):
-    """Limits of one engine; unset ones are those of `verify`."""
+    """Limits of one engine; unset ones come from `verify`."""
 
     correlation: float | None = Field(
         None, ge=-1, le=1, description=f"Minimum centered correlation. {_OF_PRECISION}"

@@ -122,12 +122,12 @@ class EngineBase(Spec):
     """Of graph or layers; auto keeps the nodes in fp32 that exceed the limits."""
     required: bool = Field(False, description="Fail the build if this engine cannot be built.")
     tolerance: EngineTolerance | None = None
-    """Limits of this engine, overriding those of `verify`."""
+    """Limits of this engine, overriding `verify`."""
     toolchain: Name | None = Field(None, description="Toolchain of project.yaml to build and run.")
     needs: NeedsSpec | None = None
-    """Needs of this engine, instead of those of the model."""
+    """Needs of this engine, instead of the model's."""
     gates: GatesSpec | None = None
-    """Gates of this engine, instead of those of the model."""
+    """Gates of this engine, instead of the model's."""
 
 
 class _UnusableEngine(EngineBase):

@@ -95,11 +95,9 @@ class TransformersSource(_TorchSource):
         if (self.checkpoint is None) == (self.config is None):
             raise ValueError("a transformers source has either checkpoint or config")
         if self.checkpoint is None and self.sha256 is not None:
-            raise ValueError("sha256 is of a checkpoint; that of a file is weights.sha256")
+            raise ValueError("sha256 is for checkpoints; use weights.sha256 for a file")
         if self.checkpoint is not None and self.weights is not None:
-            raise ValueError(
-                "weights replace those of a checkpoint; name its config.json in config"
-            )
+            raise ValueError("weights replace the checkpoint's; name its config.json in config")
         return self
 
 

@@ -84,7 +84,7 @@ def main() -> None:
 
 
 def count_warm_up(calls_ns: Sequence[int]) -> int:
-    """Count the calls before the first as fast as those of the later half."""
+    """Count the calls before the first as fast as the later half."""
     limit_ns = _STEADY * median(calls_ns[len(calls_ns) // 2 :])
     for number, call_ns in enumerate(calls_ns):
         if max(call_ns, median(calls_ns[number : number + _WINDOW])) <= limit_ns:

@@ -67,7 +67,7 @@ class CommandSpec(Spec):
     measures: bool = False
     """It times something: it runs alone, and its results are not shared."""
     needs: NeedsSpec | None = None
-    """Needs of this command, instead of those of the model."""
+    """Needs of this command, instead of the model's."""
     required: bool = Field(False, description="Fail the build if it cannot run here.")
     timeout: Seconds | None = Field(None, gt=0, description="Limit, instead of timeout.command.")
 

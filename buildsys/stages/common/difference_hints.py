@@ -79,7 +79,7 @@ def difference_hint(case: ComparedCase, output: str, branches: list[str]) -> str
 def uninformative_changes(zero: Collection[str], outputs: Iterable[str]) -> list[str]:
     """List changes of a manifest whose ``zero`` outputs have no informative case.
 
-    The first draws weights, such as those of a last layer initialized with zeros.
+    The first draws weights, such as a last layer that starts as zeros.
     """
     accepted = {"compare": {"policy": "auto", "allow_zero": True}}
     # a manifest has all outputs or none

@@ -66,7 +66,7 @@ class _Baseline:
     figures: Mapping[str, float] = field(default_factory=dict)
     evaluated: str = ""  # the samples and the metric of its accuracy
     accepted: str = ""  # why a person has made this build its own baseline
-    toolchain: Mapping[str, Any] | None = None  # if another one than that of this build
+    toolchain: Mapping[str, Any] | None = None  # if another one than for this build
 
     @property
     def can_run(self) -> bool:

@@ -47,7 +47,7 @@ class OpenLoop:
     """A load on ``call`` from as many threads as there are instances."""
 
     def __init__(self, call: Callable[[], object], instances: int, limit_ms: float) -> None:
-        """Start the threads on first use. ``limit_ms`` is that of the 99th percentile."""
+        """Start the threads on first use. ``limit_ms`` limits the 99th percentile."""
         with suppress(OSError, AttributeError):  # only on Linux; new threads inherit it
             ctypes.CDLL(None).prctl(_TIMER_SLACK, 1, 0, 0, 0)
         self._call, self._instances, self._limit_s = call, instances, limit_ms / _MS

@@ -40,7 +40,7 @@ class LoadSetting(TypedDict, total=False):
 
 
 class LoadResult(ResultHeader, total=False):
-    """Settings of an engine under load, that of the largest throughput first."""
+    """Settings of an engine under load, the largest throughput first."""
 
     settings: list[LoadSetting]
     p99_limit_ms: float

@@ -16,7 +16,7 @@ _Files = Annotated[
 
 
 class ReferenceSpec(Spec):
-    """Golden cases in files, beside those of the source."""
+    """Golden cases in files, beside the source's."""
 
     npz: _Files = ()
     """Files with an array per input and output, computed by another framework."""

@@ -237,7 +237,7 @@ class Verification:
         return True
 
     def _run_case(self, run: CaseRun, golden: Case) -> ComparedCase:
-        """Run a case; types that the library lacks become those of the reference."""
+        """Run a case; types that the library lacks become the reference's."""
         actual = self._session.run(golden.inputs, run.profile)
         stand_ins = stand_in_types(self._session)
         if missing := [output for output in golden.outputs if output not in actual]:
