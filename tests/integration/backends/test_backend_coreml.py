@@ -130,7 +130,7 @@ def test_weights_of_another_network_are_found(tmp_path: Path, source: Path) -> N
     other = torch.nn.Parameter(converted.program.state_dict["linear.weight"] + 0.01)
     converted.program.state_dict["linear.weight"] = other
     with pytest.raises(
-        StageError, match=r"of the package is not that of the program: they differ by up"
+        StageError, match=r"of the package differs from the program's: they differ by up"
     ):
         compare_weights(converted, "fp32")
 
