@@ -3,16 +3,16 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from buildsys.bisect.builds import UNBUILDABLE, Judge, State, StateBuild, StateBuilder
 from buildsys.bisect.differences import (
     Difference,
-    Mixture,
     Parts,
     environment_differences,
     field_differences,
     file_differences,
+    mix_files,
     with_fields,
 )
 from buildsys.bisect.search import GOOD, Answer, Cause, CauseSearch, find_boundary
@@ -120,13 +120,14 @@ class Bisection:
         if files and roots[0] == roots[1]:
             raise UsageError("files differ, and no commit has them", "name a commit")
         names = {each.file for each in files}
-        base_root, other_root = (build.state.project.root for build in (base, other))
-        mixture = Mixture(base_root, other_root, names, self.backup)
+        tree, other_tree = (build.state.project.root for build in (base, other))
+        mix_files(names, (), tree, tree, self.backup)
 
         def test(numbers: Sequence[int]) -> Answer:
             chosen = [self.differences[number] for number in numbers]
             changed = {each.file for each in chosen if each.file}
-            mixture.write(names - changed if is_swapped else changed)
+            others = names - changed if is_swapped else changed
+            mix_files(names, others, self.backup, other_tree, tree)
             manifest = with_fields(manifests[0], [each for each in chosen if not each.file])
             build = self.builder.build(base.state.with_manifest(manifest))
             name = f"{len(chosen)} of {len(self.differences)} differences"
@@ -147,26 +148,3 @@ class Bisection:
             if plan != build.actions:
                 return True
         return False
-
-    def as_json(self, cause: Cause) -> dict[str, Any]:
-        """Convert the result for ``--json``."""
-        reasons = [difference.reason for difference in self.differences]
-        return {
-            "between": [{"name": point.name, "commit": point.commit} for point in self.between],
-            "commits_skipped": self.skipped,
-            "cause": [
-                [{**reasons[n]._asdict(), "text": str(reasons[n])} for n in group]
-                for group in cause.groups
-            ],
-            "confidence": cause.confidence,
-            "bad_alone": cause.is_sufficient,
-            "good_without": cause.is_necessary,
-            "differences": list(map(str, reasons)),
-            "not_separable": list(map(str, self.inseparable)),
-            "states": {
-                "tested": len(self.steps),
-                "restored": sum(not step.built for step in self.steps),
-                "built": sum(step.built > 0 for step in self.steps),
-            },
-            "steps": [step._asdict() for step in self.steps],
-        }

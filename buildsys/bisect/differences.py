@@ -117,20 +117,12 @@ def environment_differences(old: Parts, new: Parts) -> list[StaleReason]:
     return [*reasons]
 
 
-class Mixture:
-    """A temporary tree in which files of two trees are exchanged."""
-
-    def __init__(self, base: Path, other: Path, names: Collection[str], backup: Path) -> None:
-        """Prepare to change ``base``; ``backup`` keeps its files."""
-        self._base, self._names = base, names
-        self._sources = {False: backup, True: other}
-        for name in names:
-            copy_file(base / name, backup / name)
-
-    def write(self, others: Collection[str]) -> None:
-        """Write ``others`` from the other tree, all remaining files from the base."""
-        for name in self._names:
-            copy_file(self._sources[name in others] / name, self._base / name)
+def mix_files(
+    names: Iterable[str], others: Collection[str], base: Path, other: Path, tree: Path
+) -> None:
+    """Write files into a tree: ``others`` from another one, all remaining from the base."""
+    for name in names:
+        copy_file((other if name in others else base) / name, tree / name)
 
 
 def copy_file(source: Path, place: Path) -> None:

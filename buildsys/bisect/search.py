@@ -2,8 +2,8 @@
 
 Differences are applied in one order, so a prefix of them is the state of a half-done change, and
 binary search takes log₂ n tests to the one that turns the result. Applied alone, it must be bad
-too, and all others without it good. If it is good alone, it needs earlier ones: the same search
-finds them.
+too, and all others without it good. If it is good alone or does not build, it needs earlier ones:
+the same search finds them.
 """
 
 import math
@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 GOOD, BAD, UNRESOLVED = "good", "bad", "unresolved"
 _SKIPS = 6  # states without a verdict between two decided ones, such as those that do not build
+_MOST_GROUPS = 5  # that are bad only together
 _RETRIES = 4  # after contradictions of noisy verdicts
 
 
@@ -85,7 +86,13 @@ class CauseSearch:
         low = self._count
         while True:
             cause = frozenset(chain.from_iterable(groups))
-            low, high = find_boundary(low, lambda place: self._ask(cause.union(range(place))))  # noqa: B023
+
+            def ask(place: int, cause: frozenset[int] = cause) -> str:
+                verdict = self._ask(cause.union(range(place)))
+                # with a part of the cause, a state without a verdict lacks the others
+                return GOOD if cause and verdict != BAD else verdict
+
+            low, high = find_boundary(low, ask)
             together = cause.union(range(low, high))
             if self._ask(together) == GOOD:
                 around = (cause.union(range(high)), cause.union(range(low)), together)
@@ -93,7 +100,7 @@ class CauseSearch:
                     groups, low = [], self._count
                     continue
             groups.insert(0, tuple(range(low, high)))
-            if low == 0 or self._ask(together) != GOOD:
+            if low == 0 or self._ask(together) == BAD or len(groups) == _MOST_GROUPS:
                 return groups
 
     def _ask(self, numbers: Iterable[int]) -> str:

@@ -1,7 +1,6 @@
 """Parts of a graph, with the values at their borders from a reference."""
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
@@ -24,14 +23,6 @@ _SIZES = {  # inputs that a builder expects to be constants
 }  # fmt: skip
 
 
-class Part(NamedTuple):
-    """A graph with static sizes, its inputs and what it must compute."""
-
-    model: ModelProto
-    inputs: Tensors
-    expected: Tensors
-
-
 def borders(model: ModelProto, numbers: Collection[int]) -> tuple[list[str], list[str]]:
     """List the tensors that some nodes read from outside, and those that are read outside."""
     nodes, chosen = model.graph.node, set(numbers)
@@ -50,8 +41,10 @@ def _reads(node: NodeProto) -> list[str]:
     return [*filter(None, node.input), *sorted(outer_names(node))]
 
 
-def part_of(model: ModelProto, numbers: Sequence[int], inputs: Tensors, expected: Tensors) -> Part:
-    """Cut nodes out of a graph. Sizes become constants."""
+def part_of(
+    model: ModelProto, numbers: Sequence[int], inputs: Tensors, outputs: Tensors
+) -> tuple[ModelProto, Tensors]:
+    """Cut nodes out of a graph; return it with its inputs. Sizes become constants."""
     nodes = [model.graph.node[number] for number in numbers]
     sizes = {
         node.input[place]
@@ -73,11 +66,11 @@ def part_of(model: ModelProto, numbers: Sequence[int], inputs: Tensors, expected
         numpy_helper.from_array(inputs[name].typed(), name) for name in inputs if name in sizes
     )
     inputs = {name: tensor for name, tensor in inputs.items() if name not in sizes}
-    for tensors, ports in ((inputs, graph.input), (expected, graph.output)):
+    for tensors, ports in ((inputs, graph.input), (outputs, graph.output)):
         for name, tensor in tensors.items():
             kind = elem_type(tensor.dtype)
             ports.append(helper.make_tensor_value_info(name, kind, tensor.shape))
-    return Part(part, inputs, expected)
+    return part, inputs
 
 
 def values_of(
@@ -101,12 +94,6 @@ def values_of(
         )
         values |= open_graph(job, copy).run(feeds)
     return values
-
-
-def computed_names(model: ModelProto) -> set[str]:
-    """Name what the nodes of a graph compute, and its inputs."""
-    names = {name for node in model.graph.node for name in node.output if name}
-    return names | {value.name for value in model.graph.input}
 
 
 def own_weights(model: ModelProto) -> list[TensorProto]:

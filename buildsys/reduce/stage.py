@@ -1,25 +1,21 @@
 """One trial of `buildsys reduce`: build and run a part of an engine's graph.
 
 ``nodes`` of the options number nodes of the graph, None are all: then the golden outputs are
-expected. The expected values of a part are computed by ONNX Runtime without optimizations, from
-the graph in full precision where it has the tensor. The part is written next to the result.
+expected. Those of a part are computed by ONNX Runtime without optimizations, with which
+conversions to a low precision have been checked. The part is written next to the result.
 """
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-from onnx import ModelProto
 
 from buildsys.backends.interface import BuildRequest, GraphRefusedError, load_backend
 from buildsys.errors import StageError, Unavailable
 from buildsys.onnx_graphs.onnx_file import save_model
-from buildsys.onnx_graphs.tensors import Case, Tensor, load_case, save_tensors, tensor_of
+from buildsys.onnx_graphs.tensors import Case, load_case, save_tensors
 from buildsys.reduce.parts import (
-    Part,
+    Tensors,
     borders,
-    computed_names,
     draw_weights,
     drawn_inputs,
     own_weights,
@@ -45,30 +41,41 @@ RAISED = "error"  # while building or running
 def run(job: Job) -> StageResult:
     """Try a part. Raises: StageError: it cannot be made. Unavailable: the backend is missing."""
     folder, golden = job.outputs["result"].parent, load_case(job.inputs["case"])
-    model = load_named_model(job.inputs["model"])
-    part, rules = _make_part(job, model, golden)
-    save_tensors(folder / "inputs.npz", part.inputs)
-    save_tensors(folder / "expected.npz", part.expected)
-    save_model(part.model, folder / "model.onnx")
+    model, numbers = load_named_model(job.inputs["model"]), job.options["nodes"]
+    inputs, expected, rules = golden.inputs, golden.outputs, output_rules(job)
+    if numbers is not None:
+        read, computed = borders(model, numbers)
+        values, rules = values_of(job, model, {*read, *computed}, golden.inputs), OutputRules()
+        inputs, expected = ({n: values[n] for n in names} for names in (read, computed))
+    part, inputs = part_of(
+        model, range(len(model.graph.node)) if numbers is None else numbers, inputs, expected
+    )
+    if "weights" in job.options["random"]:
+        draw_weights(part)
+    if "inputs" in job.options["random"]:
+        inputs = drawn_inputs(inputs)
+    if job.options["random"]:
+        expected = values_of(job, part, list(expected), inputs)
     limits = golden_limits(job, {"": golden}, job.options["engine"]["precision"])
     facts: dict[str, Any] = {
-        "nodes": [[node.name, node.op_type] for node in part.model.graph.node],
-        "weights": [tensor.name for tensor in own_weights(part.model)],
+        "nodes": [[node.name, node.op_type] for node in part.graph.node],
+        "weights": [tensor.name for tensor in own_weights(part)],
         "limits": limits,
     }
     (folder / FACTS).write_text(json.dumps(facts), encoding="utf-8")
+    save_tensors(folder / "inputs.npz", inputs)
+    save_tensors(folder / "expected.npz", expected)
+    save_model(part, folder / "model.onnx")
     try:
-        actual = _engine_outputs(job, folder, part)
+        actual = _engine_outputs(job, folder, inputs)
     except Unavailable:
         raise
-    except GraphRefusedError as error:
-        operators = sorted({node.operator for node in error.nodes} - {""})
-        refused = {"text": error.problem, "hint": error.hint, "operators": operators}
-        return StageResult(figures={**facts, "failure": {"kind": RAISED, **refused}})
     except StageError as error:
+        nodes = error.nodes if isinstance(error, GraphRefusedError) else ()
         failure = {"kind": RAISED, "text": error.problem, "hint": error.hint}
-        return StageResult(figures={**facts, "failure": failure})
-    compared = compare_case(Case(part.inputs, part.expected), actual, limits, rules)
+        operators = sorted({node.operator for node in nodes} - {""})
+        return StageResult(figures={**facts, "failure": {**failure, "operators": operators}})
+    compared = compare_case(Case(inputs, expected), actual, limits, rules)
     texts = [
         f"{name}: {comparison.sentence('the engine', 'the reference')}"
         for name, comparison in wrong_outputs(compared).items()
@@ -77,31 +84,7 @@ def run(job: Job) -> StageResult:
     return StageResult(figures={**facts, "failure": wrong})
 
 
-def _make_part(job: Job, model: ModelProto, golden: Case) -> tuple[Part, OutputRules]:
-    numbers, random = job.options["nodes"], job.options["random"]
-    if numbers is None:
-        everything = range(len(model.graph.node))
-        return part_of(model, everything, golden.inputs, golden.outputs), output_rules(job)
-    exact = load_named_model(job.inputs["exact"]) if "exact" in job.inputs else None
-    inputs, outputs = borders(model, numbers)
-    names = {*inputs, *outputs}
-    values = values_of(job, model, names, golden.inputs)
-    if exact is not None:
-        common = names & computed_names(exact)
-        for name, tensor in values_of(job, exact, common, golden.inputs).items():
-            values[name] = tensor_of(tensor.typed(), values[name].dtype)
-    given = {name: values[name] for name in inputs}
-    part = part_of(model, numbers, given, {name: values[name] for name in outputs})
-    if "weights" in random:
-        draw_weights(part.model)
-    if "inputs" in random:
-        part = part._replace(inputs=drawn_inputs(part.inputs))
-    if random:
-        part = part._replace(expected=values_of(job, part.model, outputs, part.inputs))
-    return part, OutputRules()
-
-
-def _engine_outputs(job: Job, folder: Path, part: Part) -> Mapping[str, Tensor]:
+def _engine_outputs(job: Job, folder: Path, inputs: Tensors) -> Tensors:
     """Build and run an engine of the part. Raises: StageError."""
     options = job.options["engine"]
     backend = load_backend(options["backend"], job.toolchain, options.get("unusable", ""))
@@ -112,7 +95,7 @@ def _engine_outputs(job: Job, folder: Path, part: Part) -> Mapping[str, Tensor]:
         onnx=implementation.graph(folder / "model.onnx", folder / "operators"),
         engine=folder / "engine" / job.options["file"],
         options=options,
-        inputs={n: {"shape": [*t.shape], "dtype": t.dtype} for n, t in part.inputs.items()},
+        inputs={n: {"shape": [*t.shape], "dtype": t.dtype} for n, t in inputs.items()},
         dims={},
         operators=implementation.uses,
         project=job.project,
@@ -125,6 +108,6 @@ def _engine_outputs(job: Job, folder: Path, part: Part) -> Mapping[str, Tensor]:
         raise
     session = backend.load(request.engine, options, implementation.uses)
     try:
-        return session.run(part.inputs)
+        return session.run(inputs)
     finally:
         session.close()

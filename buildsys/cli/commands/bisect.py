@@ -14,6 +14,7 @@ from buildsys.bisect.differences import copy_file, files_of
 from buildsys.bisect.search import UNRESOLVED, Cause
 from buildsys.cli.build_names import LAST, PREVIOUS, SHOWN_REVISION, BuildNames, Side
 from buildsys.cli.command import add_json, add_names, print_answer, print_lines
+from buildsys.cli.commands.explain import reasons_json
 from buildsys.cli.git_revision import commits_between, project_at, subject_of
 from buildsys.cli.session import BuildSession
 from buildsys.errors import CheckFailed, UsageError
@@ -54,10 +55,20 @@ def run(options: Namespace) -> int:
         bisection = Bisection(builder, options.figure, root, folder / "backup", report)
         cause = bisection.run(good, bad, ends.between(good, bad), ends.built_commits())
     commit = "" if bisection.skipped else bisection.between[1].commit
+    reasons = [difference.reason for difference in bisection.differences]
     document = {
         "schema": SCHEMA, "model": engine.model, "engine": engine.variant,
-        "figure": options.figure, "subject": subject_of(root, commit) if commit else "",
-        **bisection.as_json(cause),
+        "figure": options.figure,
+        "between": [{"name": point.name, "commit": point.commit} for point in bisection.between],
+        "commits_skipped": bisection.skipped,
+        "subject": subject_of(root, commit) if commit else "",
+        "cause": [reasons_json([reasons[number] for number in group]) for group in cause.groups],
+        "confidence": cause.confidence, "bad_alone": cause.is_sufficient,
+        "good_without": cause.is_necessary, "differences": reasons_json(reasons),
+        "not_separable": reasons_json(bisection.inseparable),
+        "restored": sum(not step.built for step in bisection.steps),
+        "built": sum(step.built > 0 for step in bisection.steps),
+        "steps": [step._asdict() for step in bisection.steps],
     }  # fmt: skip
     print_answer(options, document, _lines(document, cause))
     return 0 if cause.is_sufficient or cause.is_necessary else CheckFailed.exit_code
@@ -177,8 +188,7 @@ def _lines(document: Mapping[str, Any], cause: Cause) -> Iterator[str]:
     others = "good without it" if cause.is_necessary else "not good without it: there is more"
     yield f"checked     {alone}, {others}"
     yield f"confidence  {100 * cause.confidence:.1f} %, the product over all verdicts"
-    states = document["states"]
-    counts = f"{states['restored']} restored, {states['built']} built"
-    yield f"states      {states['tested']} ({counts}); {len(document['differences'])} differences"
-    if document["not_separable"]:
-        yield f"constant    {', '.join(document['not_separable'])}: not separable here"
+    counts = f"{document['restored']} restored, {document['built']} built"
+    yield f"states      {counts}; {plural(len(document['differences']), 'difference')}"
+    if constant := ", ".join(reason["text"] for reason in document["not_separable"]):
+        yield f"constant    {constant}: not separable here"

@@ -21,7 +21,7 @@ from buildsys.plan.action import RESULT, Action
 from buildsys.reduce.reproduction import is_reproduced, private_contents, write_reproduction
 from buildsys.reduce.search import CRASH, FACTS, Reduced, reduce_failure
 from buildsys.report.formatting import plural
-from buildsys.stages.table import CONVERT, ENGINE, VERIFY, target_of
+from buildsys.stages.table import ENGINE, VERIFY, target_of
 from buildsys.store.locks import Locks
 from buildsys.system.versions import tool_versions
 
@@ -91,9 +91,6 @@ def _reduce(
         for role, path in checked.items()
         if role.startswith("case.") and path.exists()
     }
-    convert = target_of(CONVERT, engine.model, engine.options["engine"]["precision"])
-    if convert in engine.after:
-        files["exact"] = build / session.actions[convert].inputs["model"].path
     locks, name = Locks(project.state / "locks"), f"reduce {engine.target}"
     with open_pool(project.state) as pool, hold_devices(locks, engine, name, _wait) as held:
 

@@ -35,8 +35,8 @@ def test_the_commit_and_the_field_behind_a_larger_error_are_found_once_and_then_
         assert (document["subject"], document["confidence"]) == ("half precision", 1.0)
         assert (document["bad_alone"], document["good_without"]) == (True, True)
         assert len(document["differences"]) == 2
-        assert document["states"][states] > 4 * (states == "restored")
-    assert document["states"]["built"] == 0
+        assert document[states] > 4 * (states == "restored")
+    assert document["built"] == 0
     assert (git(root, "status", "--porcelain"), (root / MANIFEST).read_text()) == before
 
 

@@ -92,6 +92,19 @@ def test_a_difference_that_builds_only_with_its_neighbour_is_named_with_it(
     assert result.is_necessary
 
 
+@given(st.data())
+def test_a_difference_that_does_not_build_without_an_earlier_one_is_named_with_it(
+    data: st.DataObject,
+) -> None:
+    count = data.draw(st.integers(2, 30))
+    needed = data.draw(st.integers(0, count - 2))
+    cause = data.draw(st.integers(needed + 1, count - 1))
+    builds = lambda chosen: cause not in chosen or needed in chosen  # noqa: E731
+    result = CauseSearch(count, exact(lambda chosen: cause in chosen, builds)).run(*SURE)
+    assert result.groups in (((needed,), (cause,)), ((needed, cause),))
+    assert (result.is_sufficient, result.is_necessary) == (True, True)
+
+
 def test_a_second_cause_leaves_the_others_bad() -> None:
     search = CauseSearch(8, exact(lambda chosen: bool(chosen & {2, 6}), lambda _: True))
     result = search.run(*SURE)

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buildsys.bisect.differences import (
-    Mixture,
     environment_differences,
     field_differences,
     file_differences,
+    mix_files,
     with_fields,
 )
 
@@ -69,9 +69,10 @@ def test_files_are_those_of_the_keys_with_other_bytes_and_a_mixture_exchanges_th
     files = file_differences(old, new, roots)
     assert [each.file for each in files] == ["d/x", "net.py", "new.py"]
     assert [str(each.reason) for each in files[1:]] == ["net.py: 1 → 2", "new.py: unset → 2"]
-    mixture = Mixture(roots[0], roots[1], [each.file for each in files], tmp_path / "backup")
+    names, backup = [each.file for each in files], tmp_path / "backup"
+    mix_files(names, (), roots[0], roots[0], backup)
     for chosen in ({"net.py"}, {"d/x", "new.py"}, set[str]()):
-        mixture.write(chosen)
+        mix_files(names, chosen, backup, roots[1], roots[0])
         sides = {name: roots[name in chosen] for name in ("net.py", "d/x", "new.py")}
         assert (roots[0] / "net.py").read_text() == ("2" if "net.py" in chosen else "1")
         assert (roots[0] / "d/x").exists() == (sides["d/x"] == roots[0])
