@@ -43,7 +43,7 @@ def read_place(open_file: Open, url: str, path: str, limit: int) -> bytes:
 
     Raises: EngineError: it is missing or larger than ``limit``, or the URL cannot be used.
     """
-    shown = f"{mask_secrets(url).rstrip('/')}/{path}"
+    shown = f"{mask_secrets(url).rstrip('/')}/{path}" if url else path
     try:
         with open_file(path) as reader:
             content = bytes(reader.read(limit + 1))

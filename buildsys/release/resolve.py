@@ -141,22 +141,13 @@ def resolve(
         if not NAME.fullmatch(name):
             raise EngineError(f"{name!a:.100} is not a valid name of a {what}", "check it")
     cache = Path(folder) if folder is not None else _default_folder()
-    open_file = _opened(url, timeout_s)
-    pointer = None
-    if not release:
-        name = f"{channel_name(channel)}.json"
-        pointer = read_pointer(read_place(open_file, url, name, MAX_BYTES), channel, keys)
-        if keys is not None:
-            _check_serial(cache, url, pointer)
-        release = pointer.release
-    index = read_index(read_place(open_file, url, index_name(release), MAX_BYTES), release, keys)
-    if pointer is not None and content_digest(index.document) != pointer.index_sha256:
-        problem = f"{index_name(release)} is not the index that {channel_name(channel)} names"
-        raise EngineError(problem, "promote the release again")
+    open_file, shown = _opened(url, timeout_s), mask_secrets(url)
+    index, pointer = read_release(open_file, channel, release, keys, shown)
+    if pointer is not None and keys is not None:
+        _check_serial(cache, url, pointer)
     decision = decide(
         index, machine or this_machine(), Wishes(model, backend, precision, max_error)
     )
-    shown = mask_secrets(url)
     if not download:
         return Resolution(shown, index, pointer, decision)
     choices, refusals = list(decision.choices), list(decision.refusals)
@@ -167,6 +158,25 @@ def resolve(
             return Resolution(shown, index, pointer, tried, engine)
         refusals.append(Refusal(choices.pop(0).variant, engine))
     raise _nothing_runs(Resolution(shown, index, pointer, Decision((), tuple(refusals))))
+
+
+def read_release(
+    open_file: Open, channel: str, release: str, keys: TrustedKeys | None, url: str = ""
+) -> tuple[Index, Pointer | None]:
+    """Read the index of a release, or of a channel's with its pointer.
+
+    Raises: EngineError: one of them is missing, damaged, or not signed by a trusted key.
+    """
+    pointer = None
+    if not release:
+        name = f"{channel_name(channel)}.json"
+        pointer = read_pointer(read_place(open_file, url, name, MAX_BYTES), channel, keys)
+        release = pointer.release
+    index = read_index(read_place(open_file, url, index_name(release), MAX_BYTES), release, keys)
+    if pointer is not None and content_digest(index.document) != pointer.index_sha256:
+        problem = f"{index_name(release)} is not the index that {channel_name(channel)} names"
+        raise EngineError(problem, "promote the release again")
+    return index, pointer
 
 
 def _opened(url: str, timeout_s: float) -> Open:
@@ -246,7 +256,7 @@ def _obtain(
             with tempfile.TemporaryDirectory(prefix=".partial-", dir=cache) as name:
                 new = Path(name, "engine")
                 new.mkdir()
-                if reason := _download(open_file, place, variant, new):
+                if reason := download_engine(open_file, place, variant, new):
                     return (reason,)
                 with suppress(FileNotFoundError):  # a damaged one
                     target.rename(Path(name, "old"))
@@ -272,7 +282,7 @@ def _is_whole(folder: Path, variant: Variant) -> bool:
         return False
 
 
-def _download(open_file: Open, place: str, variant: Variant, folder: Path) -> Reason | None:
+def download_engine(open_file: Open, place: str, variant: Variant, folder: Path) -> Reason | None:
     """Copy the files of an engine; return the reason against it, if any. Raises: OSError."""
     for name, (size, digest) in variant.files.items():
         sha256, count, path = hashlib.sha256(), 0, f"{place}/{name}"

@@ -64,7 +64,7 @@ ALLOWED: dict[str, set[str]] = {
         "workers",
     },
     "reduce": {"backends", "onnx_graphs", "stages", "workers"},
-    "release": {"deploy", "history", "stages.result", "store", "system", "table"},
+    "release": {"deploy", "history", "report", "stages.result", "store", "system", "table"},
     "cli": {
         "bisect",
         "deploy",

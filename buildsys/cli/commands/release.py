@@ -1,20 +1,25 @@
 """buildsys release: channels and releases at a URL, and the choice of an engine."""
 
+import json
 import re
+import shutil
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from buildsys.cli.command import add_json, add_names, find_project, print_answer
+from buildsys.cli.command import add_json, add_names, find_project, print_answer, typed_path
 from buildsys.cli.commands.publish import checked_url, open_url, release_keys
 from buildsys.cli.console.rows import format_table
-from buildsys.errors import UsageError
+from buildsys.errors import Unavailable, UsageError
 from buildsys.manifest.schema.base import NAME_PATTERN
 from buildsys.project.load import empty_project
 from buildsys.release.command import add_resolve_arguments, resolve_and_print
 from buildsys.report.formatting import plural
+from buildsys.system.files import replace_file
 from buildsys.system.printable import mask_secrets
+from buildsys.system.signatures import TrustedKeys
 from buildsys.system.units import parse_duration
 
 SCHEMA = "buildsys/release-command/1"
@@ -24,13 +29,17 @@ Answer = tuple[dict[str, Any], Sequence[str]]
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Declare the options of ``buildsys release``."""
-    add_names(parser, "list URL | promote URL RELEASE | rollback URL | gc URL | resolve URL")
+    add_names(parser, "SUBCOMMAND URL [RELEASE | TARGET]")
     parser.epilog = (
         "list      the releases and channels at a URL\n"
         "promote   point a channel to a release\n"
         "rollback  point a channel to its release before the present one\n"
         "gc        remove releases that no channel needs, and uploads that were given up\n"
         "resolve   rank the engines of a release for this machine, with every refusal\n"
+        "triton    add the engines to the Triton model repository TARGET\n"
+        "oci       make ModelPack artifacts: TARGET is a folder, or HOST/NAME to push them\n"
+        "sign      copy them to TARGET, with a bundle of OpenSSF model_signing for each\n"
+        "card      write a model card in Markdown; bom a CycloneDX bill of materials\n"
         "`buildsys publish … --release V` makes a release"
     )
     add_json(parser)
@@ -40,6 +49,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--older-than", default="1d", help="gc: spare what is younger (1d)")
     parser.add_argument("--dry-run", action="store_true", help="gc: remove nothing")
+    parser.add_argument("--key", default="", help="sign: private elliptic-curve key, PEM")
+    parser.add_argument("--insecure", action="store_true", help="oci: push over HTTP")
 
 
 def needs_project(_options: Namespace) -> bool:
@@ -54,6 +65,7 @@ def run(options: Namespace) -> int:
         "promote": (_promote, 1),
         "rollback": (_rollback, 0),
         "gc": (_collect, 0),
+        **dict.fromkeys(("triton", "oci", "sign", "card", "bom"), (_serve, 1)),
     }
     name, *others = options.names or [""]
     if name == "resolve" and len(others) == 1:
@@ -62,7 +74,8 @@ def run(options: Namespace) -> int:
         hint = "run `buildsys help release` for its subcommands"
         raise UsageError("release takes a subcommand and a URL", hint)
     command, url = commands[name][0], checked_url(others[0])
-    for name in (options.channel, *others[1:]):
+    options.names = [name]
+    for name in (options.channel, *(others[1:] if command is _promote else ())):
         if not re.fullmatch(NAME_PATTERN, name):
             raise UsageError(f"{name!r} is not a valid name", "use letters, digits and _ . + -")
     with open_url(options.root, url) as folder:
@@ -159,3 +172,86 @@ def _collect(folder: Any, options: Namespace) -> Answer:
     parts = plural(len(done.releases), "release"), plural(len(done.uploads), "unfinished upload")
     lines.append(f"{verb} {' and '.join(parts)}")
     return {"dry_run": options.dry_run, **done._asdict()}, lines
+
+
+def _serve(folder: Any, options: Namespace, target: str) -> Answer:
+    """Make the artifacts of another program from the engines of a release."""
+    from buildsys.release.resolve import read_release
+    from buildsys.release.serving import fetch_engine
+
+    _, keys = release_keys(empty_project(options.root))
+    if options.trusted_key:
+        try:
+            keys = TrustedKeys.of(options.trusted_key, options.revoked_key or ())
+        except ValueError as error:
+            raise UsageError(str(error), "`buildsys cache keygen FILE` prints keys") from None
+    index, pointer = read_release(folder.open_to_read, options.channel, options.release, keys)
+    variants = [
+        variant
+        for variant in index.variants
+        if options.model in ("", variant.model) and options.backend in ("", variant.backend)
+    ]
+    if not variants:
+        raise UsageError(f"the release {index.release} has no such engine", "check --model")
+    with TemporaryDirectory(prefix="buildsys-serve-") as name:
+        engines = [fetch_engine(folder.open_to_read, index, v, Path(name)) for v in variants]
+        write = {"triton": _triton, "oci": _oci, "sign": _sign}.get(options.names[0], _describe)
+        document, lines = write(engines, options, target, pointer)
+    return {"release": index.release, **document}, lines
+
+
+def _triton(engines: Any, _options: Namespace, target: str, pointer: Any) -> Answer:
+    from buildsys.release.serving.triton import write_repository
+
+    folder = typed_path(target)
+    versions = (int(path.name) for path in folder.glob("*/*") if path.name.isdecimal())
+    version = pointer.serial if pointer else max(versions, default=0) + 1
+    models, refused = write_repository(engines, folder, version)
+    lines = [f"wrote    {folder / name}/{version}  {', '.join(e)}" for name, e in models.items()]
+    lines += [f"refused  {name}: {problem}" for name, problem in refused.items()]
+    return {"version": version, "models": models, "refused": refused}, lines
+
+
+def _oci(engines: Any, options: Namespace, target: str, _pointer: Any) -> Answer:
+    from buildsys.release.serving.oci import push_layout, write_layout
+
+    is_folder = target.startswith((".", "/"))
+    with TemporaryDirectory(prefix="buildsys-oci-") as name:
+        layout = typed_path(target) if is_folder else Path(name)
+        if is_folder and layout.exists() and any(layout.iterdir()):
+            raise UsageError(f"{layout} is not an empty folder", "name a new one")
+        tags = write_layout(engines, layout)
+        lines = [f"wrote   {layout}:{tag}" for tag in tags.values()]
+        if not is_folder:
+            pushed = push_layout(layout, target, insecure=options.insecure)
+            lines = [f"pushed  {reference}" for reference in pushed]
+    return {"tags": tags, "target": target}, lines
+
+
+def _sign(engines: Any, options: Namespace, target: str, _pointer: Any) -> Answer:
+    try:
+        from model_signing.signing import Config
+    except ImportError as error:
+        raise Unavailable("model_signing is missing", "pip install 'buildsys[openssf]'") from error
+    if not options.key:
+        hint = "`openssl ecparam -name prime256v1 -genkey -noout -out FILE` makes one"
+        raise UsageError("release sign takes a private key with --key FILE", hint)
+    config: Any = Config  # without types
+    signer = config().use_elliptic_key_signer(private_key=typed_path(options.key))
+    bundles = {}
+    for engine in engines:
+        place = typed_path(target) / engine.variant.model / engine.variant.engine
+        shutil.copytree(engine.folder, place)
+        bundle = place.with_name(f"{place.name}.sig")
+        signer.sign(place, bundle)
+        bundles[engine.variant.name] = str(bundle)
+    return {"bundles": bundles}, [f"signed  {bundle}" for bundle in bundles.values()]
+
+
+def _describe(engines: Any, options: Namespace, target: str, _pointer: Any) -> Answer:
+    from buildsys.release.serving.card import bill_of_materials, model_card
+
+    is_bom = options.names[0] == "bom"
+    text = json.dumps(bill_of_materials(engines), indent=2) if is_bom else model_card(engines)
+    replace_file(typed_path(target), text.encode())
+    return {"file": target}, [f"wrote {target}"]

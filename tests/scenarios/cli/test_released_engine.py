@@ -5,6 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from project_folder import ProjectFolder
 
 ROOT = Path(__file__).parents[3]
@@ -62,6 +65,36 @@ def test_an_engine_is_released_resolved_and_rolled_back(
     assert "there is no release 9; `buildsys release list URL` lists all" in missing.err
     wrong = built.buildsys("release", "promote", url)
     assert "release takes a subcommand and a URL; run `buildsys help release`" in wrong.err
+
+    for name, target in (
+        ("triton", "served"),
+        ("oci", "layout"),
+        ("card", "c.md"),
+        ("bom", "b.json"),
+    ):
+        served = built.buildsys("release", name, url, str(tmp_path / target), "--channel", "canary")
+        assert (served.code, served.err) == (0, "")
+    assert (tmp_path / "served/lin-ort/1/model.onnx").is_file()
+    assert "# lin 1.1" in (tmp_path / "c.md").read_text()
+    pytest.importorskip("model_signing")
+    curve = ec.generate_private_key(ec.SECP256R1())
+    form = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    private = curve.private_bytes(serialization.Encoding.PEM, *form)
+    public_format = serialization.PublicFormat.SubjectPublicKeyInfo
+    (tmp_path / "ec.pem").write_bytes(private)
+    (tmp_path / "ec.pub").write_bytes(
+        curve.public_key().public_bytes(serialization.Encoding.PEM, public_format)
+    )
+    place = tmp_path / "signed/lin/ort"
+    signed = built.buildsys(
+        "release", "sign", url, str(tmp_path / "signed"), "--key", str(tmp_path / "ec.pem")
+    )
+    assert signed.out == f"signed  {place}.sig\n"
+    verify = [sys.executable, "-m", "model_signing", "verify", "key", str(place)]
+    verify += ["--signature", f"{place}.sig", "--public_key", str(tmp_path / "ec.pub")]
+    assert subprocess.run(verify, capture_output=True, check=False).returncode == 0
+    (place / "engine.onnx").write_bytes(b"another")
+    assert subprocess.run(verify, capture_output=True, check=False).returncode == 1
 
     index = tmp_path / "releases/releases/1.0.json"
     index.write_text(index.read_text().replace('"fp32"', '"fp64"'))
