@@ -36,7 +36,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_names(parser, "MODEL:ENGINE")
     text = "new folder for the reproduction; by default reduced-MODEL-ENGINE"
     parser.add_argument("--out", default="", help=text)
-    parser.add_argument("--no-cures", action="store_true", help="do not try other exports")
     add_json(parser)
 
 
@@ -64,7 +63,7 @@ def run(options: Namespace) -> int:
         folder.mkdir(parents=True)
         for source in filter(Path.exists, (Path(place, name) for name in _FILES)):
             shutil.copyfile(source, folder / source.name)
-    cures = [] if options.no_cures else [*_cures(session, verify, reduced)]
+    cures = [*_cures(session, verify, reduced)]
     versions = tool_versions(("onnx", "onnxruntime", *engine.tools))
     write_reproduction(folder, name, engine.options["engine"], file, reduced, versions, cures)
     document = {

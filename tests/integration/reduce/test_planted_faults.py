@@ -274,5 +274,9 @@ def test_real_faults_of_openvino_get_a_script_that_shows_them(
     readme = (work / "README.md").read_text()
     assert f"- {expected[0][1]} `{expected[0][0]}`" in readme
     assert private_contents(reduced) in readme
+    for backend in ("onnxruntime", "tensorrt", "reference"):
+        other = {**engine, "backend": backend}
+        write_reproduction(work, "m:e", other, "engine", reduced, versions, [])
+        compile((work / "repro.py").read_text(), "repro.py", "exec")
     (work / "repro.py").write_text("import sys\nsys.exit(0)\n")
     assert not is_reproduced(work, reduced.failure)

@@ -29,7 +29,7 @@ def test_a_crash_is_reduced_in_processes_of_its_own(ready: ReadyProject) -> None
     ready.environment["PYTHONPATH"] += f"{os.pathsep}{site}"
     engines = "[{backend: onnxruntime, name: ort}, {backend: reference, name: ref}]"
     ready.edit("configs/models/a.yaml", "[{backend: onnxruntime, name: ort}]", engines)
-    words = ("reduce", "a:ref", "--out", "case", "--no-cures", "--json")
+    words = ("reduce", "a:ref", "--out", "case", "--json")
     done = finish(ready.start_new(*words))
     assert done.code == 0, done.err
     document = json.loads(done.out)
