@@ -1,8 +1,9 @@
-"""Engines of TensorRT and of PyTorch itself on a GPU, against the three forms of PyTorch.
+"""The fastest engine of this machine, against the fastest form of PyTorch.
 
-``python tests/bench/gpu_engines.py --models convnext_tiny,vit_b_16 --out figures.json`` builds and
-times each model in fp16 at batch 8. BUILDSYS_TEST_TOOLCHAIN names an interpreter with TensorRT, as
-for the tests on a GPU; ``--backends torch`` does without.
+``python tests/bench/fastest_engine.py --models convnext_tiny,vit_b_16 --out figures.json`` builds
+and times engines of TensorRT and PyTorch in fp16 at batch 8. BUILDSYS_TEST_TOOLCHAIN names an
+interpreter with TensorRT, as for the tests on a GPU; ``--engines`` does without. ``--cpu`` takes
+ONNX Runtime, OpenVINO and AOTInductor in fp32 at batch 1 instead.
 """
 
 import argparse
@@ -19,30 +20,37 @@ sys.path.append(str(Path(__file__).parents[1] / "gpu"))
 sys.path.append(str(Path(__file__).parents[1] / "scenarios"))
 from model_project import ModelProject, make_project
 
-_BASELINES = ("torch", "torch_cuda_graph", "torch_compile")
-_TORCH = {
-    "pt-compile": {"mode": "compile"},
-    "pt-autotune": {"mode": "compile", "autotune": True},
-    "pt-graph": {"mode": "cuda_graph"},
+_ON_GPU = {
+    "trt-fp16": {},
+    "pt-compile": {"backend": "torch", "mode": "compile"},
+    "pt-autotune": {"backend": "torch", "mode": "compile", "autotune": True},
+    "pt-graph": {"backend": "torch", "mode": "cuda_graph"},
 }
+_ON_CPU = {
+    "ort-cpu": {"backend": "onnxruntime"},
+    "ov-fp32": {"backend": "openvino"},
+    "pt-aot": {"backend": "torch"},
+}
+_BASELINES = ("torch", "torch_cuda_graph", "torch_compile")
 
 
-def add_engines(project: ModelProject, model: str, backends: list[str], engines: list[str]) -> None:
-    """Give a model engines of PyTorch, and take TensorRT's away if it is not asked for."""
+def choose_engines(project: ModelProject, model: str, names: list[str], *, on_cpu: bool) -> None:
+    """Give a model the engines of these names."""
     file = project.root / f"configs/models/{model}.yaml"
     manifest = yaml.safe_load(file.read_text(encoding="utf-8"))
-    if "tensorrt" not in backends:
-        manifest["engines"] = []
-    if "torch" in backends:
-        manifest["engines"] += [
-            {"name": name, "backend": "torch", "precision": "fp16", **_TORCH[name]}
-            for name in engines
-        ]
+    tensorrt, precision = manifest["engines"][0], "fp32" if on_cpu else "fp16"
+    manifest["engines"] = [
+        {"name": name, "precision": precision, **fields} if fields else tensorrt
+        for name in names
+        for fields in [(_ON_CPU if on_cpu else _ON_GPU)[name]]
+    ]
+    if on_cpu:
+        manifest["dims"]["batch"] = {"min": 1, "opt": 1, "max": 4}
     file.write_text(yaml.safe_dump(manifest, sort_keys=False), encoding="utf-8")
 
 
 def row(project: ModelProject, model: str, engine: str) -> dict[str, Any]:
-    """Collect the figures of an engine; GPU times in ms."""
+    """Collect the figures of an engine; ``p50_ms`` by the GPU's clock, if there is one."""
     built, verified, bench = (
         project.result(stage, model, engine) for stage in ("engine", "verify", "bench")
     )
@@ -54,10 +62,11 @@ def row(project: ModelProject, model: str, engine: str) -> dict[str, Any]:
         "reasons": [result.get("reason") for result in (built, verified, bench)],
         "build_s": built.get("build_seconds"),
         "cold_start": bench.get("cold_start"),
-        "gpu_p50_ms": {
+        "p50_ms": {
             name: figures.get("gpu", figures).get("p50_ms") for name, figures in timed.items()
         },
-        "p50_ms": {name: figures.get("p50_ms") for name, figures in timed.items()},
+        "wall_p50_ms": {name: figures.get("p50_ms") for name, figures in timed.items()},
+        "noisy": bench.get("noisy"),
         "left_out": bench.get("left_out"),
         "bench_s": bench.get("seconds"),
     }
@@ -67,8 +76,8 @@ def main() -> None:
     """Build, time, print a line per engine and the best engine against the best of PyTorch."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", default="convnext_tiny,vit_b_16")
-    parser.add_argument("--backends", default="torch,tensorrt")
-    parser.add_argument("--engines", default="pt-compile,pt-graph")
+    parser.add_argument("--cpu", action="store_true")
+    parser.add_argument("--engines", help="all but autotune, which takes minutes")
     parser.add_argument("--budget", default="30s", help="of a benchmark")
     parser.add_argument("--cold-starts", type=int, default=1)
     parser.add_argument("--out", type=Path)
@@ -80,9 +89,9 @@ def main() -> None:
     bench |= {"baselines": [*_BASELINES], "cold_start": asked.cold_starts}
     project = make_project(folder, models, ["fp16"], **bench)
     for model in models:
-        add_engines(project, model, asked.backends.split(","), asked.engines.split(","))
-        manifest = yaml.safe_load((folder / f"configs/models/{model}.yaml").read_text())
-        names = [engine["name"] for engine in manifest["engines"]]
+        usual = [*_ON_CPU] if asked.cpu else ["trt-fp16", "pt-compile", "pt-graph"]
+        names = asked.engines.split(",") if asked.engines else usual
+        choose_engines(project, model, names, on_cpu=asked.cpu)
         targets = [f"{stage}:{model}:{name}" for stage in ("verify", "bench") for name in names]
         begun = time.monotonic()
         ran = project.doit(*targets)
@@ -93,7 +102,7 @@ def main() -> None:
         rows += own
         for figures in own:
             print(json.dumps(figures), flush=True)
-        times = [figures["gpu_p50_ms"] for figures in own if figures["gpu_p50_ms"]]
+        times = [figures["p50_ms"] for figures in own if figures["p50_ms"]]
         engines = [t[name] for t in times for name in t if name.startswith("engine")]
         baselines = [t[name] for t in times for name in t if name in _BASELINES and t[name]]
         if engines and baselines:
