@@ -1,11 +1,12 @@
 """A loaded engine: arrays by name in, arrays by name out."""
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
-from threading import Condition
+from threading import Condition, RLock
 from typing import Any, TypeVar
 
 import numpy as np
@@ -259,7 +260,7 @@ def _color(image: object) -> str:
 
 
 class SessionPool:
-    """Sessions for concurrent calls, made on demand."""
+    """Sessions for concurrent calls, made on demand; calls that wait get theirs in turn."""
 
     def __init__(self, engine: str, session: Session, limit: int | None = None) -> None:
         """Take over a session; further ones are its duplicates, ``limit`` in all."""
@@ -269,43 +270,60 @@ class SessionPool:
         self._idle = [session]  # the most recently used last: its memory is in the caches
         self._all = [session]
         self._is_closed = False
-        self._changed = Condition()
+        self._lock = RLock()
+        self._turns = deque[Condition]()  # of waiting calls
+        self._all_idle = Condition(self._lock)
 
     def acquire(self) -> Session:
         """Take an idle session, make another one, or wait.
 
         Raises: EngineError: the pool is closed.
         """
-        with self._changed:
-            while not self._is_closed:
-                if self._idle:
-                    return self._idle.pop()
-                if self._limit is None or len(self._all) < self._limit:
+        with self._lock:
+            if self._idle and not self._turns and not self._is_closed:
+                return self._idle.pop()
+            turn = Condition(self._lock)
+            self._turns.append(turn)
+            try:
+                while not self._is_closed:
+                    is_next = self._turns[0] is turn
+                    if is_next and self._idle:
+                        return self._idle.pop()
+                    if not is_next or len(self._all) == self._limit:
+                        turn.wait()
+                        continue
                     try:
                         self._all.append(self._first.duplicate())
                         return self._all[-1]
                     except StageError:  # e.g. no memory for another execution context
                         self._limit = len(self._all)
-                else:
-                    self._changed.wait()
+            finally:
+                self._turns.remove(turn)
+                self._call_next()
         problem = f"{self._engine} is closed"
         raise EngineError(problem, "load it again, or close it after its last call")
 
     def release(self, session: Session) -> None:
         """Take a session back."""
-        with self._changed:
+        with self._lock:
             self._idle.append(session)
-            self._changed.notify_all()
+            self._call_next()
+            self._all_idle.notify_all()
+
+    def _call_next(self) -> None:
+        if self._turns:
+            self._turns[0].notify()
 
     def close(self, *, wait: bool = True) -> None:
         """Free all sessions, the first one last; wait for running calls before."""
-        with self._changed:
+        with self._lock:
             if self._is_closed:
                 return
             self._is_closed = True
-            self._changed.notify_all()
+            for turn in self._turns:
+                turn.notify()
             while wait and len(self._idle) < len(self._all):
-                self._changed.wait()
+                self._all_idle.wait()
             for session in self._all[1:]:
                 if session is not self._first:
                     session.close()

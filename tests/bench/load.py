@@ -70,7 +70,9 @@ def main() -> None:
     rows = [row(figure) for figure in figures]
     title = f"predicted capacity and a socket, {given.instances} instances"
     publish(f"{title} of {given.threads} threads", COLUMNS, rows, figures, given.json)
-    if wrong := [f["engine"] for f in figures if not abs(f["difference"]) <= LIMIT]:
+    steady = [figure for figure in figures if not doubts_of(figure)]
+    log(f"{len(steady)} of {len(figures)} engines were measured without a doubt")
+    if wrong := [f["engine"] for f in steady if not abs(f["difference"]) <= LIMIT]:
         raise SystemExit(f"differ by more than {LIMIT:.0%}: {', '.join(wrong)}")
 
 
@@ -129,15 +131,13 @@ def compare(folder: Path, given: argparse.Namespace, model: str, backend: str) -
     (setting,) = result["settings"]
     predicted = setting["capacity_per_s"]
     log(f"{model}:{backend}: {predicted:.1f}/s predicted, measuring the server")
-    others = OtherLoad()
     with server(engine, given.instances, options) as (port, process):
-        own = OtherLoad((process.pid,))
+        others = OtherLoad((process.pid,))
         measured, points = socket_capacity(
             port, engine, 4 * given.instances, [predicted * share for share in NEAR],
             limit_ms, given.seconds,
         )  # fmt: skip
-        share = own.share()
-    del others
+        share = others.share()
     return {
         "engine": f"{model}:{backend}",
         "limit_ms": limit_ms,
@@ -157,8 +157,6 @@ def row(figure: dict[str, Any]) -> tuple[str, ...]:
     def ends(name: str) -> str:
         return ", ".join("—" if end is None else f"{end:.1f}" for end in figure[name])
 
-    busy = figure["others_share"] > QUIET
-    doubts = [*([figure["noisy"]] if figure["noisy"] else []), *["busy machine"] * busy]
     return (
         figure["engine"],
         f"{figure['limit_ms']:.2f}",
@@ -168,8 +166,14 @@ def row(figure: dict[str, Any]) -> tuple[str, ...]:
         ends("socket_interval"),
         f"{figure['difference']:+.1%}",
         f"{figure['others_share']:.0%}",
-        "; ".join(doubts),
+        doubts_of(figure),
     )
+
+
+def doubts_of(figure: dict[str, Any]) -> str:
+    """Say why the figures of an engine cannot be relied on, "" if they can."""
+    noisy: str = figure["noisy"]
+    return noisy or "other processes are busy" * (figure["others_share"] > QUIET)
 
 
 def median_ms(folder: Path, options: dict[str, Any]) -> float:
