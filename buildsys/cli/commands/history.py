@@ -145,7 +145,7 @@ def _run_table(builds: Sequence[Build], count: int) -> Iterator[str]:
                 start,
                 size(engine["bytes"]) if "bytes" in engine else "",
                 error(verify["relative"]) if "relative" in verify else "",
-                " ".join(notes),
+                ", ".join(notes),
             ]
         )
         for build in failed:

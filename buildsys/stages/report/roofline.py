@@ -19,8 +19,7 @@ _COLUMNS = (
 _NOTES = (
     "MACs are multiply-accumulates; bytes are weights, inputs and outputs, each moved once.",
     "Peak and bandwidth: the fastest matrix product and copy, measured right after the timing.",
-    "A share exceeds 100 % if kernels compute fewer products (Winograd), in narrower types or with"
-    " better code than the measured product, or if data stay in caches.",
+    "Above 100 %: fewer products (Winograd), narrower types, better kernels, or cached data.",
 )
 
 
@@ -57,7 +56,7 @@ def add_rooflines(
         own = [*speed.get("missing", []), *(["the benchmark is noisy"] if line.noisy else [])]
         own += [f"its data fit into the cache of {q.size(cache)}"] if is_cached else []
         own += [f"without {', '.join(left_out)}, which cannot be counted"] if left_out else []
-        notes += [f"{engine}: {note}." for note in own]
+        notes += [f"{engine}: {'; '.join(own)}."] if own else []
         for place, layer in enumerate(layers):
             bits = bits_of(layer.precision)
             is_complete = layer.engine == engine and len(layer.nodes) != _MOST_NODES

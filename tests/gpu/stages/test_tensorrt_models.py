@@ -47,6 +47,11 @@ def test_a_dynamo_export_runs_in_every_version(tmp_path: Path, model: str) -> No
     assert ran.returncode == 0, ran.stdout
     for stage in ("engine", "verify", "bench"):
         assert project.result(stage, model, "trt-fp32")["status"] == "passed", ran.stdout
+    timed = project.result("bench", model, "trt-fp32")
+    assert timed["machine"]["bytes_per_s"] > 1e11
+    assert timed["machine"]["missing"] == ["no PyTorch baseline measures the peak of the GPU"]
+    cold = timed["cold_start"]
+    assert cold["gpu_called_bytes"][0] >= cold["gpu_loaded_bytes"][0] > cold["gpu_imports_bytes"][0]
     lowered = project.root / f"build/{model}/convert/opset17/model.onnx"
     version = project.result("engine", model, "trt-fp32")["built_with"]["tensorrt"]
     assert lowered.is_file() is version.startswith("8.")  # later ones read opset 18
