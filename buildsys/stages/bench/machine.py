@@ -54,7 +54,7 @@ def measure_machine(
         speed = done.json()
     except ValueError:
         sys.stderr.write(done.stderr)
-        return {"missing": [f"the process that measures the processor failed: {done.problem}"]}
+        return {"missing": [f"the processor was not measured ({done.problem})"]}
     share, limit = others.share(), (bench["noise"] or {}).get("other_load")
     if share is not None and limit is not None and share > limit:
         used = f"other processes used {percent(share, 0)} of the processors"

@@ -217,7 +217,7 @@ def test_the_processor_is_measured_with_the_threads_of_the_engine(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("kind", "reason"), [("cpu", "that measures the processor failed"), ("xpu", "is neither")]
+    ("kind", "reason"), [("cpu", "the processor was not measured"), ("xpu", "is neither")]
 )
 def test_a_machine_that_cannot_be_measured_has_a_reason(kind: str, reason: str) -> None:
     (missing,) = measure_machine(kind, {}, 0, {**QUICK, "duration": 1.0})["missing"]
