@@ -83,7 +83,11 @@ def read_state(session: BuildSession, model: str) -> tuple[Problems, list[str]]:
     Raises: StageError, OSError: the state cannot be read.
     """
     actions = session.actions.of(model)
-    facts = {target: session.executor.examine(target) for target in actions}
+    if session.is_read_only:
+        checker = session.read_only_checker()
+        facts = {target: checker.examine(action) for target, action in actions.items()}
+    else:
+        facts = {target: session.executor.examine(target) for target in actions}
     explained = explain(facts.values(), {name: action.after for name, action in actions.items()})
     failed: dict[str, TargetProblem] = {}
     for target, fact in facts.items():

@@ -72,6 +72,7 @@ class BuildSession(TargetNames):
         self.rebuilds: dict[str, StaleReason] = {}  # targets to run even if up to date, and why
         self.repeats_flaky = False
         self.has_manifest = True  # other commands know the models
+        self.is_read_only = False  # not even digests of files are remembered
         self.has_summary = True  # a run ends with tables and pages
         self.try_changes: TryChanges = lambda *_: ""  # after a failure
         self.has_trials = os.environ.get("BUILDSYS_TRIALS", "").strip() != "0"
@@ -99,6 +100,7 @@ class BuildSession(TargetNames):
         Raises: ManifestErrors: a file that all models share is wrong.
         """
         session = cls.load(root, remember=False)
+        session.is_read_only = True
         if names is not None:
             session.leave_out(names)
             for error in chain.from_iterable(session.broken.values()):

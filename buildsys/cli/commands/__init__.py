@@ -36,6 +36,7 @@ HIDDEN = {  # rarely typed, or commands of scripts and of other commands' hints
     "upgrade": "show what another version of a library changes, before it is installed",
     "reduce": "cut the graph of a failing engine to the nodes that still fail",
     "release": "move channels among releases, choose an engine, write artifacts to serve",
+    "mcp": "serve plan, explain, best, compare and history to assistants",
     "gate": "accept a build that its gate rejects as the baseline of later builds",
     "ops": "show which operators the installed exporters, ONNX and runtimes support",
     "pages": "write the HTML pages of models and their index, without building anything",

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+from documents import check_document
 from onnx import TensorProto, helper, numpy_helper
 
 INSTALLED = metadata.version("onnxruntime")
@@ -108,6 +109,7 @@ def test_a_wrong_model_is_held_back_and_the_other_one_is_not(
     )
     assert done.returncode == 1, done.stderr
     document = json.loads(done.stdout)
+    check_document(document)
     assert document["versions"] == {"onnxruntime": [INSTALLED, VERSION]}
     assert {engine["model"]: engine["verdict"] for engine in document["engines"]} == {
         "wrong": "wrong",

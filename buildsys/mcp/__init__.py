@@ -1,0 +1,1 @@
+"""Answers of commands for assistants, over the Model Context Protocol."""
