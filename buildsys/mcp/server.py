@@ -29,7 +29,7 @@ _LAST_BYTES = 4_000  # of an error
 _INSTRUCTIONS = (
     "buildsys turns PyTorch models into verified inference engines. `plan` shows what a build would"
     " run, `explain` why targets are stale, `best` which engine to ship, `history` and `compare`"
-    " recorded builds. Answers have a `schema`; long lists are cut, and `left_out` counts the rest:"
+    " recorded builds. Answers have a `schema`; long lists are cut, and left_out counts the rest:"
     " then name models or targets."
 )
 Names = Annotated[list[str], Field(description="Models or targets; empty: everything.")]
@@ -39,8 +39,9 @@ FindProject = Callable[[Path], Path | None]
 
 def make_server(root: Path, find_project: FindProject, *, allow_build: bool) -> MCPServer:
     """Make the server of the projects below ``root``."""
-    texts = {"instructions": _INSTRUCTIONS, "version": __version__}
-    server = MCPServer("buildsys", **texts, log_level="WARNING")
+    server = MCPServer(
+        "buildsys", instructions=_INSTRUCTIONS, version=__version__, log_level="WARNING"
+    )
     tools = Tools(root.resolve(), find_project)
     reading = ToolAnnotations(read_only_hint=True, open_world_hint=False)
     for tool in (tools.plan, tools.explain, tools.best, tools.compare, tools.history):

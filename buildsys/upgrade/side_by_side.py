@@ -12,6 +12,7 @@ from typing import Any
 
 from buildsys.execution.key_parts import builder_versions
 from buildsys.execution.local_runs import hold_devices, stage_job
+from buildsys.history.statistics import LOOKS
 from buildsys.plan.action import RESULT, Action
 from buildsys.project.load import Project
 from buildsys.project.plan import plan_model
@@ -19,6 +20,7 @@ from buildsys.stages.table import GATE, target_of
 from buildsys.store.locks import Locks, OnWait
 from buildsys.system.toolchains import Toolchain, locate_toolchain
 from buildsys.upgrade.sides import Side
+from buildsys.upgrade.verdicts import may_be_faster
 from buildsys.workers.job import Job
 from buildsys.workers.pool import WorkerPool
 
@@ -41,9 +43,17 @@ class SideBySide:
     ) -> dict[str, Mapping[str, Any]]:
         """Compare latency and memory; return a gate's checks by metric.
 
+        A gate stops once nothing is worse; all its rounds are needed to prove an improvement.
+
         Raises: StageError: an engine cannot be measured.
         """
-        action = self._gate(model, engine, tolerance, duration_s)
+        pace = {"tolerance": tolerance, "duration_s": duration_s}
+        checks = self._measure(self._gate(model, engine, rounds=None, **pace))
+        if may_be_faster(checks, tolerance):
+            checks = self._measure(self._gate(model, engine, rounds=LOOKS[-1][0], **pace))
+        return checks
+
+    def _measure(self, action: Action) -> dict[str, Mapping[str, Any]]:
         job, before = self._jobs(action)
         baseline = {
             "description": f"the build with {self._old.title}",
@@ -85,13 +95,15 @@ class SideBySide:
         content: dict[str, Any] = json.loads(result.read_bytes())
         return content
 
-    def _gate(self, model: str, engine: str, tolerance: float, duration_s: float) -> Action:
+    def _gate(
+        self, model: str, engine: str, *, rounds: int | None, tolerance: float, duration_s: float
+    ) -> Action:
         """Plan the gate of an engine, whatever its manifest says."""
         data = self._project.models[model].data
         limits = {"latency": tolerance, "memory": MEMORY_TOLERANCE}
         gates = {
             **{name: {"tolerance": share, "limit": None} for name, share in limits.items()},
-            **{"engine": None, "rounds": None, "duration": duration_s, "required": False},
+            **{"engine": None, "rounds": rounds, "duration": duration_s, "required": False},
         }
         engines = [{**entry, "gates": None} for entry in data["engines"]]
         spec = {**data, "gates": gates, "engines": engines}

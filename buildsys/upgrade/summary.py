@@ -59,7 +59,7 @@ class Upgrade:
             yield (
                 engine.name,
                 ", ".join(engine.verdicts) or UNCHANGED,
-                _pair(latency, q.duration),
+                _pair(latency, q.GATED_FIGURES["latency"]),
                 q.change(latency["change"]) if latency else "",
                 span,
                 _pair(engine.figures.get("size", {}), q.size),

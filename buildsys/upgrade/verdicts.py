@@ -111,6 +111,20 @@ def compare_errors(change: EngineChange, first: float | None, second: float | No
         change.add(LESS_PRECISE, f"relative error {q.error(first)} → {q.error(second)}")
 
 
+def may_be_faster(checks: Mapping[str, Mapping[str, Any]], tolerance: float) -> bool:
+    """Tell if a gate has passed before its rounds prove an improvement that they suggest."""
+    check = checks.get("latency", {})
+    limit, high = _least_gain(tolerance), check.get("high")
+    if high is None or check["status"] != PASSED:
+        return False
+    return bool(check["change"] < limit <= high)
+
+
+def _least_gain(tolerance: float) -> float:
+    """Compute the change back from one by the tolerance."""
+    return -tolerance / (1 + tolerance)
+
+
 def compare_timings(
     change: EngineChange, checks: Mapping[str, Mapping[str, Any]], tolerance: float
 ) -> None:
@@ -128,7 +142,7 @@ def compare_timings(
             change.add(worse, check["text"])
         elif check["status"] == "noisy" and noisy:
             change.add(noisy, check["text"])
-        elif metric == "latency" and high is not None and high < -tolerance / (1 + tolerance):
+        elif metric == "latency" and high is not None and high < _least_gain(tolerance):
             change.add(FASTER, check["text"])
 
 

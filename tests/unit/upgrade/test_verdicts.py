@@ -14,6 +14,7 @@ from buildsys.upgrade.verdicts import (
     compare_errors,
     compare_results,
     compare_timings,
+    may_be_faster,
 )
 
 TARGETS = ("export:m", "engine:m:e", "verify:m:e")
@@ -137,3 +138,19 @@ def test_gates_decide_on_latency_and_memory(
     compare_timings(change, checks, 0.05)
     assert change.verdicts == expected
     assert change.is_held == bool({*expected} & {*verdicts.HELD})
+
+
+@pytest.mark.parametrize(
+    ("status", "ends", "expected"),
+    [
+        ("passed", (-0.2, -0.4, 0.01), True),
+        ("passed", (-0.2, -0.3, -0.1), False),  # proven
+        ("passed", (-0.02, -0.3, 0.02), False),
+        ("noisy", (-0.2, -0.4, 0.2), False),  # its rounds are over
+    ],
+)
+def test_a_suspected_improvement_is_measured_longer(
+    status: str, ends: tuple[float, float, float], expected: bool
+) -> None:
+    assert may_be_faster({"latency": check(status, *ends)}, 0.05) is expected
+    assert not may_be_faster({}, 0.05)
