@@ -40,15 +40,16 @@ class InputReader:
     """Checks of the arrays for one input, and their conversion."""
 
     def __init__(
-        self, engine: str, port: Port, ranges: Sequence[Any] = (), color: str = ""
+        self, engine: str, port: Port, ranges: Sequence[Any] = (), image: object = None
     ) -> None:
         """Read arrays for ``port``; ``engine`` is its name for messages.
 
         ``ranges`` has the verified sizes of each axis: one, or the smallest and the largest, and
-        perhaps a name and the step between them; axes with equal names have equal sizes. An input
-        with a ``color`` takes raw images, and one without a batch axis is a batch of one.
+        perhaps a name and the step between them; axes with equal names have equal sizes. With
+        ``image``, its description, an input takes raw images, also one without a batch axis.
         """
-        self._image_hint = _IMAGE_HINT.format("L" if color == "gray" else "RGB") if color else ""
+        mode = "L" if isinstance(image, Mapping) and image.get("color") == "gray" else "RGB"
+        self._image_hint = _IMAGE_HINT.format(mode) if image else ""
         self.port = port
         self.names = [size if isinstance(size, str) else "" for size in port.shape]
         self._title = f"the input {port.name} of {engine}"
@@ -116,10 +117,8 @@ class InputReader:
             )
         problem = f"{self._title} has the shape {list(shape)}, and the engine takes"
         hint = "convert the array, or widen `dims` in the manifest and build it again"
-        if self._image_hint:
-            is_image = shape[-1:] == tuple(self.port.shape[-1:])
-            hint = hint.replace("convert the array", "resize the image")
-            hint = hint if is_image else self._image_hint
+        if self._image_hint and shape[-1:] != tuple(self.port.shape[-1:]):
+            hint = self._image_hint
         raise StageError(f"{problem} [{', '.join(sizes)}]", hint)
 
     def _unreadable(self, error: object) -> StageError:
@@ -129,8 +128,6 @@ class InputReader:
 
     def _wrong_type(self, dtype: str, hint: str) -> StageError:
         problem = f"{self._title} is {dtype}, and the engine takes {self.port.dtype}"
-        if self._image_hint:
-            problem += " images: it resizes and normalizes them itself"
         return StageError(problem, self._image_hint or hint)
 
     def _host_tensor(self, value: Any) -> Tensor:

@@ -70,9 +70,7 @@ class Engine(AbstractContextManager["Engine"]):
         self.profiles = list(session.profiles)
         ranges, images = record.map("ranges"), record.map("images")
         self._readers = {
-            port.name: InputReader(
-                name, port, ranges.get(port.name, ()), _color(images.get(port.name))
-            )
+            port.name: InputReader(name, port, ranges.get(port.name, ()), images.get(port.name))
             for port in self.inputs
         }
         axes: dict[str, list[tuple[str, int]]] = {}
@@ -252,11 +250,6 @@ class Engine(AbstractContextManager["Engine"]):
         similar = nearest(unknown, missing or self._readers, count=1)
         problem = f"{self.name} has no input {unknown!r}, it has {', '.join(self._readers)}"
         return EngineError(problem, f"did you mean {similar[0]}?" if similar else "")
-
-
-def _color(image: object) -> str:
-    """Read the color of an input that takes raw images, else ""."""
-    return str(image.get("color", "rgb")) if isinstance(image, Mapping) else ""
 
 
 class SessionPool:

@@ -14,6 +14,7 @@ from blake3 import blake3
 
 from buildsys.errors import StageError
 from buildsys.models.golden_inputs import require_dtype
+from buildsys.models.images import EncodedImage
 from buildsys.models.user_code import first_line
 from buildsys.onnx_graphs.tensors import Array
 
@@ -34,8 +35,7 @@ class Batch:
     names: list[str]  # of a file, row or number, for people
     inputs: dict[str, Array]  # with the batch axis; types unknown to numpy as float32
     labels: list[Label]
-    images: list[str] = field(default_factory=list)  # digests of their files; or empty
-    pixels: list[Array] = field(default_factory=list)  # decoded images for engines; or empty
+    images: list[EncodedImage] = field(default_factory=list)  # their files; or empty
 
     def __len__(self) -> int:
         return len(self.names)
@@ -43,8 +43,7 @@ class Batch:
     def __getitem__(self, rows: slice) -> "Batch":
         """Select samples without copying."""
         inputs = {name: array[rows] for name, array in self.inputs.items()}
-        parts = (self.labels[rows], self.images[rows], self.pixels[rows])
-        return Batch(self.names[rows], inputs, *parts)
+        return Batch(self.names[rows], inputs, self.labels[rows], self.images[rows])
 
     def take(self, rows: Sequence[int]) -> "Batch":
         """Copy some samples."""
@@ -138,7 +137,7 @@ def digests(batch: Batch) -> list[str]:
 
     A digest begins with those of inputs and file.
     """
-    images = batch.images or [""] * len(batch)
+    images = [content_digest(image.content) for image in batch.images] or [""] * len(batch)
     rows = zip(input_digests(batch), images, batch.names, batch.labels, strict=True)
     return [
         inputs + image + blake3(f"{[name]}".encode() + _content(label)).hexdigest(8)
@@ -190,5 +189,4 @@ def _join(parts: list[Batch]) -> Batch:
         {name: np.concatenate([part.inputs[name] for part in parts]) for name in parts[0].inputs},
         [label for part in parts for label in part.labels],
         [image for part in parts for image in part.images],
-        [image for part in parts for image in part.pixels],
     )

@@ -13,6 +13,7 @@ from buildsys.errors import StageError
 from buildsys.evaluation.batch import MIB, Batch, Inputs, digests, rows_of_half
 from buildsys.evaluation.metric import Metric, Records, join_records
 from buildsys.evaluation.samples import open_samples
+from buildsys.models.images import decode_image
 from buildsys.models.user_code import load_callable, reraise_as_stage_error
 from buildsys.onnx_graphs.tensors import Array, Tensor, load_arrays, tensor_of
 from buildsys.system.files import replace_file
@@ -73,10 +74,8 @@ def record(
     """
     steps, hook = options["preprocess"], options["postprocess"]
     postprocess = load_callable(hook, project) if hook else None
-    declared = {
-        name: {**port, "preprocess": steps.get(name), "raw": name in images}
-        for name, port in inputs.items()
-    }
+    declared = {name: {**port, "preprocess": steps.get(name)} for name, port in inputs.items()}
+    colors = {name: steps[name]["color"] for name in images if name in steps}
     data = {**options["data"], "classes": options["classes"]}
     samples = open_samples(data, declared, project)
     usual, least, step = _batch_sizes(inputs, options["dims"], options["batch_size"])
@@ -95,7 +94,7 @@ def record(
             rows = rows_of_half(marks, half)
             batch, marks = batch.take(rows), [marks[row] for row in rows]
         if len(batch):
-            outputs = _outputs(batch, inputs, (least, step), predict, images)
+            outputs = _outputs(batch, inputs, (least, step), predict, colors)
             if postprocess:
                 outputs = _postprocess(postprocess, hook, outputs, project)
             records = metric.records(outputs, batch)
@@ -149,22 +148,23 @@ def _outputs(
     inputs: Inputs,
     sizes: tuple[int, int],
     predict: Predict,
-    images: Collection[str],
+    colors: Mapping[str, str],
 ) -> dict[str, Array]:
     """Run a batch, whose last sample is repeated up to the next of ``sizes``: least, step."""
-    if len({image.shape for image in batch.pixels}) > 1:  # they make no batch
-        singles = (batch[row : row + 1] for row in range(len(batch)))
-        parts = [_outputs(single, inputs, sizes, predict, images) for single in singles]
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    arrays = {name: (array, inputs[name]["dtype"]) for name, array in batch.inputs.items()}
+    for name, color in colors.items():
+        if not batch.images:
+            problem = f"sample {batch.names[0]} is no image, and the engine preprocesses {name}"
+            raise StageError(problem, "evaluate images, or remove inside from its preprocess")
+        pixels = [decode_image(image, color) for image in batch.images]
+        if len({image.shape for image in pixels}) > 1:  # they make no batch
+            singles = (batch[row : row + 1] for row in range(len(batch)))
+            parts = [_outputs(single, inputs, sizes, predict, colors) for single in singles]
+            return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        arrays[name] = np.stack(pixels), "uint8"
     least, step = sizes
     size = max(least, -(-len(batch) // step) * step)
     rows = slice(None) if size == len(batch) else np.minimum(np.arange(size), len(batch) - 1)
-    arrays = {name: (array, inputs[name]["dtype"]) for name, array in batch.inputs.items()}
-    for name in images:
-        if not batch.pixels:
-            problem = f"sample {batch.names[0]} is no image, and the engine preprocesses {name}"
-            raise StageError(problem, "evaluate images, or remove inside from its preprocess")
-        arrays[name] = np.stack(batch.pixels), "uint8"
     tensors = {name: tensor_of(array[rows], dtype) for name, (array, dtype) in arrays.items()}
     outputs = {name: tensor.values() for name, tensor in predict(tensors).items()}
     for name, array in outputs.items():

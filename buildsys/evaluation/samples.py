@@ -21,12 +21,11 @@ from buildsys.evaluation.batch import (
     Inputs,
     Label,
     Samples,
-    content_digest,
     label_list,
     plain_label,
     reading,
 )
-from buildsys.models.images import EncodedImage, decode_image, read_images
+from buildsys.models.images import EncodedImage, read_images
 from buildsys.models.user_code import import_library, load_callable, reraise_as_stage_error
 from buildsys.onnx_graphs.tensors import NATIVE_DTYPES, Array
 from buildsys.system.files import IMAGE_SUFFIXES, image_files, source_files
@@ -240,8 +239,7 @@ def _files(files: list[str], labels: list[Label], inputs: Inputs, project: Path)
         for begin in range(start, len(files), size):
             names = files[begin : begin + size]
             images = [_image(name, project) for name in names]
-            arrays, marks = _prepared(images, inputs), _digests(images)
-            yield Batch(names, arrays, labels[begin:][:size], marks, _decoded(images, inputs))
+            yield Batch(names, _prepared(images, inputs), labels[begin:][:size], images)
 
     return Samples(inputs, len(files), read)
 
@@ -249,16 +247,6 @@ def _files(files: list[str], labels: list[Label], inputs: Inputs, project: Path)
 def _image(name: str, project: Path) -> EncodedImage:
     with reading(name, "an image", "let files be until the build ends"):
         return EncodedImage(name, (project / name).read_bytes())
-
-
-def _digests(images: Sequence[EncodedImage]) -> list[str]:
-    return [content_digest(image.content) for image in images]
-
-
-def _decoded(images: Sequence[EncodedImage], inputs: Inputs) -> list[Array]:
-    """Decode images for an engine that preprocesses them; else []."""
-    raw = (declared["preprocess"] for declared in inputs.values() if declared.get("raw"))
-    return [decode_image(image, steps["color"]) for steps in raw for image in images]
 
 
 def _prepared(images: Sequence[EncodedImage], inputs: Inputs) -> dict[str, Array]:
@@ -319,21 +307,19 @@ def _table_samples(data: Mapping[str, Any], inputs: Inputs, project: Path) -> Sa
 def _batch(rows: Any, columns: Mapping[str, str], label: str, inputs: Inputs, number: int) -> Batch:
     """Convert rows of a record batch."""
     arrays: dict[str, Array] = {}
-    digests: list[str] = []
-    pixels: list[Array] = []
+    encoded: list[EncodedImage] = []
     for name, declared in inputs.items():
         column = rows.column(columns[name])
         if images := _images(column, number):
             arrays |= _prepared(images, {name: declared})
-            digests, pixels = _digests(images), _decoded(images, {name: declared})
+            encoded = images
         else:
             arrays[name] = _array(column, declared, f"column {columns[name]} from row {number}")
     labels = [plain_label(value) for value in rows.column(label).to_pylist()]
     if None in labels:
         problem = f"row {number + labels.index(None)} has no {label}"
         raise StageError(problem, "remove such rows")
-    names = [f"{number + row}" for row in range(rows.num_rows)]
-    return Batch(names, arrays, labels, digests, pixels)
+    return Batch([f"{number + row}" for row in range(rows.num_rows)], arrays, labels, encoded)
 
 
 def _images(column: Any, number: int) -> list[EncodedImage]:

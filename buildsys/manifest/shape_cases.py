@@ -165,21 +165,21 @@ def images_of(manifest: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     images = {}
     for name, tensor in (manifest.get("inputs") or {}).items():
         steps = tensor.get("preprocess") or {}
-        if steps.get("inside") and len(tensor["shape"]) in (3, 4):
+        if steps.get("inside") and len(tensor["shape"]) == 4:
             images[name] = {**steps, **_tensor(tensor, {})}
     return images
 
 
-def served_inputs(inputs: Inputs, images: Mapping[str, Mapping[str, Any]]) -> Inputs:
-    """Replace the inputs that engines preprocess by raw images, channels last."""
-    served = dict(inputs)
+def image_ports(images: Mapping[str, Mapping[str, Any]]) -> Inputs:
+    """Describe the inputs of engines that preprocess: raw images, channels last."""
+    ports = {}
     for name, image in images.items():
         *batch, high, wide, channels = image["shape"]
         if image.get("layout", "nchw") == "nchw":
             channels, high, wide = high, wide, channels
         size = image.get("size") or (high, wide)
-        served[name] = {"shape": [*batch, *size, channels], "dtype": "uint8"}
-    return served
+        ports[name] = {"shape": [*batch, *size, channels], "dtype": "uint8"}
+    return ports
 
 
 def data_after(data: Mapping[str, Any], steps: Iterable[Step]) -> dict[str, Any]:

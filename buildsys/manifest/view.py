@@ -10,14 +10,7 @@ from types import EllipsisType
 from typing import Any, Final
 
 from buildsys.errors import ManifestError
-from buildsys.manifest.shape_cases import (
-    WHENS,
-    exported_interface,
-    images_of,
-    interface_after,
-    served_inputs,
-    steps_of,
-)
+from buildsys.manifest.shape_cases import WHENS, exported_interface, interface_after, steps_of
 from buildsys.manifest.value_tree import FieldPath, ValueNode, error_at, nearest
 from buildsys.manifest.workspace import Workspace
 
@@ -143,16 +136,9 @@ def _contains_refused(value: Any) -> bool:
 
 
 def shapes_after_surgery(view: ManifestView) -> dict[str, list[Any]]:
-    """Compute the shapes of the final graph's inputs. Raises: RefusedError."""
+    """Compute the shapes of engine inputs. Raises: RefusedError."""
     parts = {section: view.get(section) for section in ("inputs", "outputs", "surgery")}
     interface = exported_interface(parts)
     for when in WHENS:
         interface = interface_after(interface, steps_of(parts, when))
     return {name: tensor["shape"] for name, tensor in interface.inputs.items()}
-
-
-def engine_shapes(view: ManifestView) -> dict[str, list[Any]]:
-    """Compute the shapes of engine inputs. Raises: RefusedError."""
-    inputs = {name: {"shape": shape} for name, shape in shapes_after_surgery(view).items()}
-    served = served_inputs(inputs, images_of({"inputs": view.get("inputs")}))
-    return {name: tensor["shape"] for name, tensor in served.items()}

@@ -23,11 +23,11 @@ from buildsys.manifest.shape_cases import (
     changes_golden,
     data_after,
     exported_interface,
+    image_ports,
     images_of,
     interface_after,
     names_in_shapes,
     representatives,
-    served_inputs,
     steps_of,
 )
 from buildsys.manifest.value_ranges import VALUE_CASES
@@ -122,20 +122,6 @@ class LoweredGraph(NamedTuple):
         return Graph(f"{model}/{CONVERT}/{self.variant}", target_of(CONVERT, model, self.variant))
 
 
-class PreprocessedGraph(NamedTuple):
-    """A graph that an engine is built from, with the preprocessing of images in front."""
-
-    source: Graph
-    variant: str  # "fp32", "int8-opset17"
-
-    @property
-    def graph(self) -> Graph:
-        """The graph that takes raw images."""
-        _, model, *_ = self.source.target.split(":")
-        target = target_of(PREPROCESS, model, self.variant)
-        return Graph(f"{model}/{PREPROCESS}/{self.variant}", target)
-
-
 @dataclass(frozen=True)
 class GraphPoint:
     """A graph read by later stages."""
@@ -206,7 +192,7 @@ def graph_points(spec: Spec) -> GraphPoints:
         interface = interface_after(interface, taken)
         inputs.append(interface.inputs)
     images = images_of(spec)
-    served = served_inputs(inputs[-1], images)
+    served = {**inputs[-1], **image_ports(images)}
     changes = any(steps) or bool(images)
     dims = [spec["dims"]] * 4
     if changes:

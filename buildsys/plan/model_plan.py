@@ -21,7 +21,6 @@ from buildsys.plan.graph_points import (
     Graph,
     LoweredGraph,
     PlannedConversion,
-    PreprocessedGraph,
     Spec,
     further_cases,
     golden_samples,
@@ -29,14 +28,13 @@ from buildsys.plan.graph_points import (
     profile_values,
 )
 from buildsys.plan.network import PlannedNetwork
-from buildsys.stages.table import PROGRAM, stage_info, target_of
+from buildsys.stages.table import PREPROCESS, PROGRAM, stage_info, target_of
 from buildsys.system.backend_registry import describe_backend, find_package
 
 ONNXRUNTIME = "onnxruntime"
 FULL_PRECISION = "fp32"
 _INT4 = ("block_size", "symmetric", "accuracy_level", "exclude")  # fields of quantize_weights
 _DYNAMIC = ("per_channel", "reduce_range", "exclude")
-_INSIDE = ("inside", "size")  # fields of preprocessing that only engines have
 _LISTS = ("sources", "after", "code", "tools", "environment")  # fields of an action
 _IMPORT_TORCH = frozenset(("torch", "nvidia-modelopt"))  # distributions
 _GPU_BASELINES = ("torch_cuda_graph", "torch_tensorrt")
@@ -52,11 +50,7 @@ class ModelPlan:
         self.definition = written if "tensorrt" in written else None  # by hand
         engines = [decide_engine(spec, engine, version_of) for engine in spec["engines"]]
         inputs, outputs = spec["inputs"].items(), spec["outputs"].values()
-        self.preprocess = {
-            name: {field: step for field, step in t["preprocess"].items() if field not in _INSIDE}
-            for name, t in inputs
-            if t.get("preprocess")
-        }
+        self.preprocess = {name: t["preprocess"] for name, t in inputs if t.get("preprocess")}
         self.images = images_of(spec)  # inputs that engines preprocess
         labels = (output.get("labels") or {} for output in outputs)
         self.classes: list[str] = next((e["names"] for e in labels if "names" in e), [])
@@ -184,15 +178,10 @@ class ModelPlan:
         lowered = [engine.lowered for engine in self.engines if engine.lowered]
         return tuple({graph.variant: graph for graph in lowered}.values())
 
-    @property
-    def preprocessed_graphs(self) -> tuple[PreprocessedGraph, ...]:
-        """The graphs of engines and baselines that take raw images, each once."""
-        graphs = [engine.preprocessed for engine in self.engines if engine.preprocessed]
-        for engine in self.engines if self.images else ():
-            if baseline := engine.own_baseline_graph:
-                variant = engine.baseline_precision
-                graphs.append(PreprocessedGraph(baseline, variant))
-        return tuple({graph.variant: graph for graph in graphs}.values())
+    def preprocessed(self, variant: str) -> Graph:
+        """Locate the graph of a variant that takes raw images."""
+        target = target_of(PREPROCESS, self.name, variant)
+        return Graph(f"{self.name}/{PREPROCESS}/{variant}", target)
 
     @property
     def searches(self) -> tuple[PlannedConversion, ...]:
@@ -337,19 +326,17 @@ class EnginePlan:
 
     @property
     def _graph(self) -> Graph:
-        if self.preprocessed:
-            return self.preprocessed.graph
-        return self.lowered.graph if self.lowered else self._own_graph
+        if self.model.images:
+            return self.model.preprocessed(self.plain_graph[0])
+        return self.plain_graph[1]
 
     @property
-    def preprocessed(self) -> PreprocessedGraph | None:
-        """Its graph with raw images as inputs, if it preprocesses them."""
-        if not self.model.images:
-            return None
+    def plain_graph(self) -> tuple[str, Graph]:
+        """Its graph before the preprocessing of images, with the variant."""
         if self.lowered:
-            return PreprocessedGraph(self.lowered.graph, self.lowered.variant)
+            return self.lowered.variant, self.lowered.graph
         variant = self.conversion.variant if self.conversion else FULL_PRECISION
-        return PreprocessedGraph(self._own_graph, variant)
+        return variant, self._own_graph
 
     @property
     def _own_graph(self) -> Graph:
@@ -385,7 +372,7 @@ class EnginePlan:
             for name in self.model.spec["bench"]["baselines"]
             if (self.on_gpu or name not in _GPU_BASELINES)
             and (torch or name not in TORCH_BASELINES)
-            and not (self.model.definition and name == ONNXRUNTIME)
+            and not ((self.model.definition or self.model.images) and name == ONNXRUNTIME)
         ]
 
     @property
@@ -402,14 +389,6 @@ class EnginePlan:
     @property
     def baseline_graph(self) -> Graph | None:
         """The graph of the ONNX Runtime baseline."""
-        own = self.own_baseline_graph
-        if own and self.model.images:
-            return PreprocessedGraph(own, self.baseline_precision).graph
-        return own
-
-    @property
-    def own_baseline_graph(self) -> Graph | None:
-        """The graph of the ONNX Runtime baseline, before the preprocessing of images."""
         if ONNXRUNTIME not in self.baselines:
             return None
         if self.baseline_precision == FULL_PRECISION:

@@ -8,9 +8,10 @@ from typing import Any
 
 from buildsys.manifest.backend_choices import base_precision, is_auto
 from buildsys.manifest.problem import Problems, show_value, suggest
+from buildsys.manifest.shape_cases import image_ports, images_of
 from buildsys.manifest.value_ranges import data_problem
 from buildsys.manifest.value_tree import FieldPath
-from buildsys.manifest.view import ManifestView, RefusedError, engine_shapes
+from buildsys.manifest.view import ManifestView, RefusedError, shapes_after_surgery
 from buildsys.stages.table import GRAPH_SECTIONS, STAGES
 from buildsys.system.backend_registry import BrokenBackendError, describe_backend, import_backend
 
@@ -172,7 +173,8 @@ def _engine(view: ManifestView, path: FieldPath, fields: dict[str, Any]) -> Prob
 
 def _profiles(view: ManifestView) -> Problems:
     """Yield the problems of the explicit profiles of all engines."""
-    inputs = engine_shapes(view)
+    images = image_ports(images_of({"inputs": view.get("inputs")}))
+    inputs = shapes_after_surgery(view) | {n: port["shape"] for n, port in images.items()}
     for path, profile in view.maps("engines", ..., "profiles", ...):
         for name, ranges in profile.items():
             place, shape = (*path, name), inputs.get(name)

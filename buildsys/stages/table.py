@@ -106,12 +106,7 @@ STAGES = (
         sections=("convert", "quantize", "optimize", "quantize_weights"),
         has_checks=True,
     ),
-    StageInfo(
-        PREPROCESS,
-        "put the preprocessing of images into graphs",
-        "PreprocessResult",
-        has_checks=True,
-    ),
+    StageInfo(PREPROCESS, "put steps for images into graphs", "PreprocessResult", has_checks=True),
     StageInfo(
         VALIDATE,
         "compare the graphs in ONNX Runtime with the original model",

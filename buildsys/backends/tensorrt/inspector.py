@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from buildsys.backends.layer_figures import DTYPE_OF_PRECISION, is_preprocessing, shares, slowest
+from buildsys.backends.layer_figures import DTYPE_OF_PRECISION, shares, slowest
 
 _WORDS = {
     "float32": ("fp32", "float", "float32", "tf32"),
@@ -75,8 +75,7 @@ def read_layers(text: str, precision: str) -> list[EngineLayer]:
 
 def layer_shares(layers: list[EngineLayer]) -> dict[str, float]:
     """Collect the share of layers per type."""
-    own = (part for part in layers if not is_preprocessing(part.nodes))
-    counts = Counter(part.dtype for part in own if part.dtype)
+    counts = Counter(part.dtype for part in layers if part.dtype)
     return {dtype: round(share, 4) for dtype, share in shares(counts).items()}
 
 

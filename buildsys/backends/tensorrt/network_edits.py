@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from buildsys.backends.interface import Figures
-from buildsys.backends.layer_figures import DTYPE_OF_PRECISION, is_preprocessing, shares
+from buildsys.backends.layer_figures import DTYPE_OF_PRECISION, shares
 from buildsys.backends.tensorrt import version_adapter
 from buildsys.backends.tensorrt.library import Messages, TensorRTLibrary, dtype_words, value_of
 from buildsys.backends.tensorrt.network import io_tensors
@@ -144,8 +144,7 @@ def network_facts(
     inputs, outputs = io_tensors(network)
     layers = [network.get_layer(index) for index in range(network.num_layers)]
     kinds = Counter(str(layer.type.name).lower() for layer in layers)
-    own = (layer for layer in layers if layer.num_outputs and not is_preprocessing([layer.name]))
-    types = Counter(dtypes[layer.get_output_type(0)] for layer in own)
+    types = Counter(dtypes[layer.get_output_type(0)] for layer in layers if layer.num_outputs)
     return {
         "layers": dict(sorted(kinds.items())),
         "precision_shares": {"layers": shares(types)},

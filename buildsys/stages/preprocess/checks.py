@@ -49,13 +49,10 @@ def _step_problems(tensor: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     channels = 1 if steps.get("color") == "gray" else 3
     is_first = steps.get("layout", "nchw") == "nchw"
     axis = -3 if is_first else -1
-    if len(shape) not in (3, 4) or shape[axis] != channels:
-        hint = f"declare a size of {channels} at axis {axis}, or correct color or layout"
+    if len(shape) != 4 or shape[axis] != channels:
+        hint = f"declare a batch, and {channels} at axis {axis}, or correct color or layout"
         yield "inside", f"the shape [{', '.join(map(str, shape))}] does not fit images", hint
         return
-    if "float" not in tensor.get("dtype", "float32"):
-        text = f"the input is {tensor['dtype']}, and the engine computes floats from images"
-        yield "inside", text, _OUTSIDE
     for field in ("mean", "std"):
         if len(steps.get(field) or (0,)) not in (1, channels):
             yield field, f"{len(steps[field])} values", f"give one value, or {channels}"
@@ -73,6 +70,5 @@ def _step_problems(tensor: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     elif resize is not None and resize < max(crop):
         text = f"{resize} is smaller than the crop of {crop[0]} x {crop[1]}"
         yield "resize", text, f"set resize: {max(crop)}, or more"
-    if steps.get("interpolation") == "nearest":
-        hint = "use bilinear, bicubic or lanczos, or remove inside"
-        yield "interpolation", "the nearest pixel depends on the rounding of a library", hint
+    if (kind := steps.get("interpolation")) in ("nearest", "lanczos"):
+        yield "interpolation", f"engines cannot resize by {kind}", "use bilinear or bicubic"

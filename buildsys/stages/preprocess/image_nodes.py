@@ -6,21 +6,20 @@ OpenVINO ignores it. These nodes are in opset 13, and no integer of theirs needs
 """
 
 from collections.abc import Mapping
-from math import pi
 from typing import Any
 
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from buildsys.errors import StageError
-from buildsys.manifest.shape_cases import served_inputs
+from buildsys.manifest.shape_cases import image_ports
 from buildsys.onnx_graphs.onnx_file import elem_type, opsets
 from buildsys.onnx_graphs.tensor_types import rename_uses
 
 Value = str | int | float | np.ndarray[Any, Any]
 Image = Mapping[str, Any]  # an input's preprocessing, shape and dtype
 _LEAST_OPSET = 13
-_REACH = {"bilinear": 1, "bicubic": 2, "lanczos": 3}  # of a filter, in pixels of the smaller image
+_REACH = {"bilinear": 1, "bicubic": 2}  # of a filter, in pixels of the smaller image
 _HALF_BITS = 2.0**11  # a weight has 22 bits, as Pillow's
 
 
@@ -33,18 +32,16 @@ def prepend(model: ModelProto, images: Mapping[str, Image]) -> int:
     if opset < _LEAST_OPSET:
         problem = f"the graph has opset {opset}, and preprocessing needs {_LEAST_OPSET}"
         raise StageError(problem, f"set export: {{opset: {_LEAST_OPSET}}} or a newer one")
-    count, served = 0, served_inputs({}, images)
-    for name, image in images.items():
-        nodes = _ImageNodes(name, image, served[name]["shape"])
+    before = len(model.graph.node)
+    for name, raw in image_ports(images).items():
+        nodes = _ImageNodes(name, images[name], raw["shape"])
         rename_uses(model.graph, {name: nodes.result})
         for node in reversed(nodes.nodes):
             model.graph.node.insert(0, node)
         model.graph.initializer.extend(nodes.constants)
         port = next(value for value in model.graph.input if value.name == name)
-        shape = served[name]["shape"]
-        port.CopyFrom(helper.make_tensor_value_info(name, TensorProto.UINT8, shape))
-        count += len(nodes.nodes)
-    return count
+        port.CopyFrom(helper.make_tensor_value_info(name, TensorProto.UINT8, raw["shape"]))
+    return len(model.graph.node) - before
 
 
 class _ImageNodes:
@@ -59,10 +56,9 @@ class _ImageNodes:
         high, wide = (middle, last) if image["layout"] == "nchw" else (first, middle)
         pixels = self._float(name)
         if image["resize"] is not None or image["size"] is not None:
-            pixels = self._resized(name, pixels, int(high), int(wide), len(shape) == 4)
+            pixels = self._resized(name, pixels, int(high), int(wide))
         elif image["layout"] == "nchw":
-            axes = [0, 3, 1, 2] if len(shape) == 4 else [2, 0, 1]
-            pixels = self._add("Transpose", pixels, perm=axes)
+            pixels = self._add("Transpose", pixels, perm=[0, 3, 1, 2])
         self.result = self._normalized(pixels)
 
     def _add(self, operator: str, *inputs: Value, **attributes: Any) -> str:
@@ -82,13 +78,10 @@ class _ImageNodes:
     def _float(self, name: str) -> str:
         return self._add("Cast", name, to=TensorProto.FLOAT)
 
-    def _joined(self, *sizes: Value) -> str:
-        return self._add("Concat", *sizes, axis=0)
-
-    def _resized(self, name: str, pixels: str, high: int, wide: int, has_batch: bool) -> str:
+    def _resized(self, name: str, pixels: str, high: int, wide: int) -> str:
         """Resize and crop; channels come first, or last as in the network's layout."""
-        shape, at = self._add("Shape", name), 1 if has_batch else 0
-        rows, columns = (self._add("Slice", shape, at + i, at + i + 1) for i in (0, 1))
+        shape = self._add("Shape", name)
+        rows, columns = (self._add("Slice", shape, axis, axis + 1) for axis in (1, 2))
         if shorter := self._image["resize"]:
             least = self._add("Min", rows, columns)
             scaled = [self._add("Mul", side, int(shorter)) for side in (rows, columns)]
@@ -98,29 +91,26 @@ class _ImageNodes:
             sizes, starts = [self._constant(high), self._constant(wide)], [self._constant(0)] * 2
         # in each pass, the resized axis is first: rows of memory are then added
         channels = self._channels
-        x = self._add("Reshape", pixels, self._joined(-1, self._add("Mul", columns, channels)))
+        width = self._add("Mul", columns, channels)
+        x = self._add("Reshape", pixels, self._add("Concat", -1, width, axis=0))
         x = self._add("Transpose", x, perm=[1, 0])  # column, channel | image, row
-        x = self._add("Reshape", x, self._joined(columns, -1))
+        x = self._add("Reshape", x, self._add("Concat", columns, -1, axis=0))
         x = self._pass(x, columns, sizes[1], starts[1], wide)
-        x = self._add("Reshape", x, self._joined(-1, rows))
+        x = self._add("Reshape", x, self._add("Concat", -1, rows, axis=0))
         x = self._add("Transpose", x, perm=[1, 0])  # row | column, channel, image
         x = self._pass(x, rows, sizes[0], starts[0], high)
-        x = self._add("Reshape", x, self._joined(high * wide, -1))
+        x = self._add("Reshape", x, self._add("Concat", high * wide, -1, axis=0))
         x = self._add("Transpose", x, perm=[1, 0])  # channel, image | row, column
-        x = self._add("Reshape", x, self._joined(channels, -1, high, wide))
+        x = self._add("Reshape", x, self._add("Concat", channels, -1, high, wide, axis=0))
         is_first = self._image["layout"] == "nchw"
-        x = self._add("Transpose", x, perm=[1, 0, 2, 3] if is_first else [1, 2, 3, 0])
-        shape_after = [channels, high, wide] if is_first else [high, wide, channels]
-        return x if has_batch else self._add("Reshape", x, np.array(shape_after, np.int64))
+        return self._add("Transpose", x, perm=[1, 0, 2, 3] if is_first else [1, 2, 3, 0])
 
     def _centered(self, size: str, crop: int) -> str:
         """Round the half of what a crop leaves out, ties to even as Python does."""
         rest = self._add("Sub", size, crop)
         half = self._add("Div", rest, 2)
-        is_odd, rounds_up = (
-            self._add("Sub", whole, self._add("Mul", part, 2))
-            for whole, part in ((rest, half), (half, self._add("Div", half, 2)))
-        )
+        is_odd = self._add("Sub", rest, self._add("Mul", half, 2))
+        rounds_up = self._add("Sub", half, self._add("Mul", self._add("Div", half, 2), 2))
         return self._add("Add", half, self._add("Mul", is_odd, rounds_up))
 
     def _pass(self, x: str, old: str, new: str, start: str, count: int) -> str:
@@ -147,9 +137,8 @@ class _ImageNodes:
         source = self._add("Min", source, self._add("Sub", old, 1))
         sums = self._add("MatMul", weights, self._add("Gather", x, source, axis=0))
         if kind != "bilinear":
-            whole = self._add("Floor", self._add("Add", sums, 0.5))
             ends = np.array(0, np.float32), np.array(255, np.float32)
-            return self._add("Clip", whole, *ends)
+            return self._add("Clip", self._add("Floor", self._add("Add", sums, 0.5)), *ends)
         upper, lower = (self._add("Slice", sums, i, i + 1, 1) for i in (0, 1))
         carry = self._add("Mul", self._add("Floor", lower), 1 / _HALF_BITS)
         return self._add("Floor", self._add("Add", self._add("Add", upper, carry), 0.5))
@@ -171,32 +160,24 @@ class _ImageNodes:
             lower = self._add("Div", rounded, self._add("Mul", total, 2))
             halves = (self._add("Unsqueeze", self._float(half), 1) for half in (upper, lower))
             return self._add("Mul", self._add("Concat", *halves, axis=1), 1 / _HALF_BITS)
-        t = self._add("Div", self._float(distance), self._float(scale))
-        weight = self._cubic(t) if kind == "bicubic" else self._sinc(t)
-        weight = self._add("Where", is_inside, weight, 0.0)
+        t = self._add(
+            "Div",
+            self._float(distance),
+            self._float(scale),
+        )
+        weight = self._add("Where", is_inside, self._cubic(t), 0.0)
         weight = self._add("Div", weight, self._add("ReduceSum", weight, 1, keepdims=1))
         return self._add("Unsqueeze", weight, 1)
 
     def _cubic(self, t: str) -> str:
         """Compute Keys' filter with a = -0.5."""
-
-        def polynomial(*factors: float) -> str:
-            value: Value = factors[0]
+        value: Value = 0.0
+        for end, factors in ((2.0, (-0.5, 2.5, -4.0, 2.0)), (1.0, (1.5, -2.5, 0.0, 1.0))):
+            part: Value = factors[0]
             for factor in factors[1:]:
-                value = self._add("Add", self._add("Mul", value, t), factor)
-            return str(value)
-
-        near, far = polynomial(1.5, -2.5, 0.0, 1.0), polynomial(-0.5, 2.5, -4.0, 2.0)
-        far = self._add("Where", self._add("Less", t, 2.0), far, 0.0)
-        return self._add("Where", self._add("Less", t, 1.0), near, far)
-
-    def _sinc(self, t: str) -> str:
-        """Compute Lanczos' filter of three lobes."""
-        x = self._add("Mul", self._add("Max", t, 1e-4), pi)
-        third = self._add("Mul", x, 1 / 3)
-        product = self._add("Mul", self._add("Sin", x), self._add("Sin", third))
-        value = self._add("Div", product, self._add("Mul", x, third))
-        return self._add("Where", self._add("Less", t, 3.0), value, 0.0)
+                part = self._add("Add", self._add("Mul", part, t), factor)
+            value = self._add("Where", self._add("Less", t, end), part, value)
+        return str(value)
 
     def _normalized(self, pixels: str) -> str:
         """Order the channels, divide, subtract the mean and divide by std."""

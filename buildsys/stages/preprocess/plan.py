@@ -15,6 +15,8 @@ def plan_preprocess(model: ModelPlan) -> Iterator[Action]:
         return
     network, served, images = model.network, model.served, {"images": model.images}
     cases = served.cases(served.values)
+    # of the smallest images: there are many
+    samples = {**model.samples, "dims": {**served.values["min"], **model.samples.get("dims", {})}}
     yield model.action(
         "preprocess",
         f"preprocess/{IMAGES}/preprocess.json",
@@ -27,29 +29,23 @@ def plan_preprocess(model: ModelPlan) -> Iterator[Action]:
             "served": served.inputs,
             "cases": cases,
             "spans": size_ranges(served),
-            **({"samples": _samples(model)} if model.samples else {}),
+            **({"samples": samples} if model.samples else {}),
         },
         outputs={**served.golden(cases), **served.golden_samples(model.samples)},
         sources=data_files(network.options["data"].values()),
         tools=("numpy", "onnx", "onnxruntime", "pillow", "torch", "torchvision"),
         environment=("onnxruntime",),
     )
-    for graph in model.preprocessed_graphs:
+    for variant, graph in dict(engine.plain_graph for engine in model.engines).items():
         yield model.action(
             "preprocess",
-            f"preprocess/{graph.variant}/preprocess.json",
-            graph.variant,
+            f"preprocess/{variant}/preprocess.json",
+            variant,
             options=images,
-            inputs=graph.source.files(),
-            outputs=graph.graph.files(),
+            inputs=graph.files(),
+            outputs=model.preprocessed(variant).files(),
             # a step that differs from torchvision's stops the engines
-            after=(graph.source.target, served.golden_target),
+            after=(graph.target, served.golden_target),
             code=("buildsys.stages.preprocess.image_nodes",),
             tools=("onnx", "numpy"),
         )
-
-
-def _samples(model: ModelPlan) -> dict[str, object]:
-    """Choose images of the smallest sizes: there are many."""
-    dims = {**model.served.values["min"], **model.samples["dims"]}
-    return {**model.samples, "dims": dims}

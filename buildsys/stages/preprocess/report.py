@@ -9,8 +9,7 @@ def key_figure(result: PreprocessResult) -> str:
     if "nodes" in result:
         return f"{result['nodes']} nodes in front of the graph"
     sizes = q.plural(len(result["sizes"]), "size")
-    compared = f"{q.plural(result['images'], 'image')} of {sizes}"
     if not result["differing"]:
-        return f"equal to torchvision in {compared}"
-    share = q.percent(result["differing"])
-    return f"{share} of the values {result['largest_step']:.2g} steps from torchvision, {compared}"
+        return f"equal to torchvision in images of {sizes}"
+    share, steps = q.percent(result["differing"]), f"{result['largest_step']:.2g} steps"
+    return f"{share} of the values {steps} from torchvision, in images of {sizes}"

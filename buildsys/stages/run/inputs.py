@@ -86,15 +86,14 @@ def run(job: Job) -> StageResult:
 
 def _raw_images(declared: Fields, files: Sequence[InputFile]) -> Tensor:
     """Decode images of one size. Raises: StageError: their sizes or number do not fit."""
-    color, shape = declared["preprocess"]["color"], declared["shape"]
+    color = declared["preprocess"]["color"]
     images = [decode_image(file.path, color) for file in files]
     for file, image in zip(files, images, strict=True):
         if image.shape != images[0].shape:
             size, first = (" x ".join(map(str, i.shape[:2])) for i in (image, images[0]))
             problem = f"{file.typed} has {size} pixels, and {files[0].typed} {first}"
             raise StageError(problem, "give images of one size as a batch, or one at a time")
-    batch = np.stack(images)
-    return tensor_of(batch if len(shape) == batch.ndim else batch.reshape(batch.shape[1:]))
+    return tensor_of(np.stack(images))
 
 
 def _image_shape(

@@ -76,7 +76,7 @@ def steps_between(actual: Array, expected: Array, image: Mapping[str, Any] = IMA
     return abs(actual - expected) * np.reshape(image["std"], (-1, 1, 1)) * 255
 
 
-@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "lanczos"])
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 def test_files_of_all_sizes_are_prepared_as_by_torchvision(
     tmp_path: Path, interpolation: str
 ) -> None:
@@ -130,7 +130,6 @@ def test_layouts_colors_types_and_shapes() -> None:
     assert steps_between(computed(), expected).max() < 0.01  # a batch
     last = computed(layout="nhwc", shape=["batch", 24, 28, 3])
     assert np.array_equal(last.transpose(0, 3, 1, 2), computed())
-    assert np.array_equal(computed(pixels[0], shape=[3, 24, 28]), computed()[0])
     plain = {"mean": [0.0], "std": [1.0]}
     assert np.array_equal(computed(color="bgr", **plain), computed(**plain)[:, ::-1])
     half = computed(dtype="float16")
@@ -195,7 +194,8 @@ def test_golden_images_are_those_of_the_data(tmp_path: Path) -> None:
     for number in range(40):
         Image.new("RGB", (30, 50), (number, 0, 0)).save(tmp_path / f"data/{number:02}.png")
     job = golden_job(tmp_path)
-    job = replace(job, options={**job.options, "data": {"x": {"images": "data", "color": "rgb"}}})
+    data = {**IMAGE, "resize": None, "images": "data"}
+    job = replace(job, options={**job.options, "data": {"x": data}})
     run(job)
     images = load_case(job.outputs["case.opt"]).inputs["x"].array
     assert images[:, 0, 0, 0].tolist() == [0, 1]

@@ -82,7 +82,9 @@ def test_sizes_outside_of_what_was_verified_are_refused() -> None:
 
 def test_raw_images_are_taken_alone_or_as_a_batch() -> None:
     port = Port("x", "uint8", ("batch", "height", "width", 3))
-    images = InputReader("m:e", port, [[1, 8], [4, 9, "height"], [4, 9, "width"], 3], "rgb")
+    images = InputReader(
+        "m:e", port, [[1, 8], [4, 9, "height"], [4, 9, "width"], 3], {"color": "rgb"}
+    )
     assert images.read(np.zeros((5, 6, 3), np.uint8)).shape == (1, 5, 6, 3)
     assert images.read(np.zeros((2, 5, 6, 3), np.uint8)).shape == (2, 5, 6, 3)
     convert = r"pass pixels from 0 to 255, such as numpy.asarray\(image.convert\('RGB'\)\)"
@@ -96,8 +98,8 @@ def test_raw_images_are_taken_alone_or_as_a_batch() -> None:
     ):
         with pytest.raises(StageError, match=convert):
             images.read(wrong)
-    with pytest.raises(StageError, match=r"height from 4 to 9.*; resize the image, or widen"):
+    with pytest.raises(StageError, match=r"height from 4 to 9.*; convert the array, or widen"):
         images.read(np.zeros((3, 6, 3), np.uint8))
-    gray = InputReader("m:e", Port("x", "uint8", (1, 4, 4, 1)), (), "gray")
+    gray = InputReader("m:e", Port("x", "uint8", (1, 4, 4, 1)), (), {"color": "gray"})
     with pytest.raises(StageError, match=r"convert\('L'\)"):
         gray.read(np.zeros((4, 4, 3), np.uint8))

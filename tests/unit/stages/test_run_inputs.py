@@ -152,8 +152,6 @@ def test_an_engine_that_preprocesses_gets_decoded_images() -> None:
     batch = read(declared, *(f"image={mode}.png" for mode in ("RGBA", "P", "L", "1")))["image"]
     assert (batch.shape, batch.dtype) == ((4, 8, 16, 3), "uint8")
     assert np.array_equal(batch.array[0], pixels)
-    single = {"image": {**declared["image"], "shape": ["height", "width", 3]}}
-    assert read(single, "image=a.png")["image"].shape == (8, 16, 3)
     with pytest.raises(StageError, match=r"wide.png has 20 x 40 pixels, and red.png 8 x 8; give"):
         read(declared, "image=red.png", "image=wide.png")
     Image.fromarray(pixels[..., 0].astype(np.uint16) << 8).save("deep.png")
