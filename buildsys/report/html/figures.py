@@ -342,18 +342,19 @@ def trend_line(
 
 
 def curves(chart: Chart) -> Markup:
-    """Draw the curves of a chart; names are at their last points within the limit."""
+    """Draw the curves of a chart, each in its color."""
     longest = max(point.x for curve in chart.curves.values() for point in curve)
-    marks = []
-    for series, (name, curve) in enumerate(chart.curves.items()):
-        within = [point for point in curve if point.y <= chart.limit]
-        for point in curve:
-            label = name if point is (within or curve)[-1] else ""
-            place, kind = point.x / longest, series % _ENGINE_COLORS
-            mark = ChartMark(
-                point.y, point.title, point.interval, place=place, name=label, series=kind
-            )
-            marks.append(mark)
+    marks = [
+        ChartMark(
+            point.y,
+            point.title,
+            point.interval,
+            place=point.x / longest,
+            series=series % _ENGINE_COLORS,
+        )
+        for series, curve in enumerate(chart.curves.values())
+        for point in curve
+    ]
     step = round_step(longest / _MOST_TICKS)
     ticks = {tick_text(n * step): n * step / longest for n in range(int(longest / step) + 1)}
     return trend_line(marks, chart.title, chart.unit, _TALL, chart.limit, ticks)

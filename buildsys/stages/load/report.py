@@ -10,7 +10,7 @@ from buildsys.stages.load.result import LoadPoint, LoadResult, LoadSetting, sett
 
 _COLUMNS = (
     "engine", "batch>", "instances>", "threads>", "streams>", "most items/s>",
-    "within the limit>", "surely>", "surely not>", "J per item>", "",
+    "within the limit>", "surely>", "surely not>", "J per item>", "note",
 )  # fmt: skip
 _NOTES = (
     "Most: instances that call without a break. Within the limit: the largest rate of requests at"

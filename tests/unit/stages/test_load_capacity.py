@@ -187,11 +187,13 @@ def test_the_report_has_the_best_setting_and_its_curve() -> None:
     assert key_figure(result().content) == best
     assert history_figures(result().content)["capacity_per_s"] == 162.0
     (chart,) = listed.charts
-    (curve,) = chart.curves.values()
+    ((name, curve),) = chart.curves.items()
+    assert name == "batch 4, 2 instances, 1 thread"
     assert [dot.x for dot in curve] == [40.0, 160.0, 180.0]
     svg = curves(chart)
     assert svg.count("<circle") == 3
-    assert "batch 4, 2 instances, 1 thread" in svg
+    assert "40/s: p50" not in svg  # in items, as the axis
+    assert "160/s: p50 5.00 ms, p99 18.0 ms (16.2 to 19.8)" in svg
     assert 'class="mark"' in svg
 
 
