@@ -55,7 +55,10 @@ def capability_differs(e: Json, m: Json) -> bool:
     if not m["gpus"]:
         return False
     own = m["gpus"][0]["compute_capability"]
-    if e["rules"]["portability"].get("hardware_compatibility") == "ampere_plus":
+    if (
+        e["backend"] == "tensorrt"
+        and e["rules"]["portability"].get("hardware_compatibility") == "ampere_plus"
+    ):
         return float(own) < 8
     return bool(own != e["rules"]["built_with"]["compute_capability"])
 
@@ -107,7 +110,9 @@ RULES: list[tuple[str, str, Refused]] = [
         and {*m["instructions"]} != {*e["rules"]["built_with"]["instructions"]}),
     ("torch", "version", lambda e, m: here(e, m) is not None
         and minor(str(here(e, m))) != minor(built(e))),
-    ("torch", "processor", lacks),
+    ("torch", "processor", lambda e, m: setting(e, "mode") == "aot_inductor" and lacks(e, m)),
+    ("torch", "gpu", lambda e, m: setting(e, "mode") == "compile"
+        and (not m["gpus"] or capability_differs(e, m))),
     ("tensorrt", "version", tensorrt_differs),
     ("tensorrt", "gpu", lambda e, m: not m["gpus"]),
     ("tensorrt", "driver", driver_is_old),

@@ -15,7 +15,7 @@ from buildsys.cli.console.rows import format_table
 from buildsys.errors import Unavailable, UsageError
 from buildsys.manifest.schema.base import NAME_PATTERN
 from buildsys.project.load import empty_project
-from buildsys.release.command import add_resolve_arguments, resolve_and_print
+from buildsys.release.__main__ import add_resolve_arguments, resolve_and_print
 from buildsys.report.formatting import plural
 from buildsys.system.files import replace_file
 from buildsys.system.printable import mask_secrets
@@ -69,6 +69,8 @@ def run(options: Namespace) -> int:
     }
     name, *others = options.names or [""]
     if name == "resolve" and len(others) == 1:
+        if (keys := _trusted(options)) is not None:
+            options.trusted_key, options.revoked_key = keys.trusted, keys.revoked
         return resolve_and_print(checked_url(others[0]), options)
     if name not in commands or len(others) != commands[name][1] + 1:
         hint = "run `buildsys help release` for its subcommands"
@@ -85,11 +87,20 @@ def run(options: Namespace) -> int:
     return 0
 
 
+def _trusted(options: Namespace) -> TrustedKeys | None:
+    """Return the keys of the command line, else those of the project; None: no check."""
+    if not options.trusted_key:
+        return release_keys(empty_project(options.root))[1]
+    try:
+        return TrustedKeys.of(options.trusted_key, options.revoked_key or ())
+    except ValueError as error:
+        raise UsageError(str(error), "`buildsys cache keygen FILE` prints keys") from None
+
+
 def _list(folder: Any, options: Namespace) -> Answer:
     from buildsys.release.collection import list_releases
 
-    _, keys = release_keys(empty_project(options.root))
-    listing = list_releases(folder, keys)
+    listing = list_releases(folder, _trusted(options))
     at: dict[str, list[str]] = {}
     for channel, history in listing.channels.items():
         if history:
@@ -121,7 +132,7 @@ def _promote(folder: Any, options: Namespace, release: str) -> Answer:
     from buildsys.release.making import find_release
     from buildsys.system.engine_files import content_digest
 
-    _, keys = release_keys(empty_project(options.root))
+    keys = _trusted(options)
 
     def digest() -> str:
         if (index := find_release(folder, release, keys)) is None:
@@ -164,8 +175,8 @@ def _collect(folder: Any, options: Namespace) -> Answer:
         raise UsageError(text, "write a duration such as 12h or 3d") from None
     if options.keep < 0:
         raise UsageError(f"--keep is {options.keep}", "write a number from 0")
-    _, keys = release_keys(empty_project(options.root))
-    done = collect(folder, keys, keep=options.keep, spared_s=spared_s, dry_run=options.dry_run)
+    limits = {"keep": options.keep, "spared_s": spared_s, "dry_run": options.dry_run}
+    done = collect(folder, _trusted(options), **limits)
     verb = "would remove" if options.dry_run else "removed"
     lines = [f"{verb}  release {release}" for release in done.releases]
     lines += [f"{verb}  {place}" for place in (*done.engines, *done.uploads)]
@@ -179,13 +190,9 @@ def _serve(folder: Any, options: Namespace, target: str) -> Answer:
     from buildsys.release.resolve import read_release
     from buildsys.release.serving import fetch_engine
 
-    _, keys = release_keys(empty_project(options.root))
-    if options.trusted_key:
-        try:
-            keys = TrustedKeys.of(options.trusted_key, options.revoked_key or ())
-        except ValueError as error:
-            raise UsageError(str(error), "`buildsys cache keygen FILE` prints keys") from None
-    index, pointer = read_release(folder.open_to_read, options.channel, options.release, keys)
+    index, pointer = read_release(
+        folder.open_to_read, options.channel, options.release, _trusted(options)
+    )
     variants = [
         variant
         for variant in index.variants

@@ -2,16 +2,19 @@
 
 import json
 import random
+import re
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from release_oracle import choose
 
+import buildsys
 from buildsys.errors import EngineError
 from buildsys.release.decision import Wishes, decide
-from buildsys.release.index import SCHEMA, Index, read_index
+from buildsys.release.index import RULE_FIELDS, SCHEMA, Index, read_index
 from buildsys.system.backend_registry import Machine
 
 AVX2 = ["avx", "avx2", "fma", "f16c"]
@@ -34,7 +37,8 @@ def make_index(seed: int) -> dict[str, Any]:
     for number in range(24):
         module = chance.choice([*VERSIONS, "onnxruntime", "tensorrt", "tensorrt"])
         backend = "coreml" if module == "coremltools" else module
-        on_gpu = module == "tensorrt" or (module == "onnxruntime" and chance.random() < 0.3)
+        both = module in ("onnxruntime", "torch")
+        on_gpu = module == "tensorrt" or (both and chance.random() < 0.3)
         built = {module: chance.choice(VERSIONS[module]), "platform": "Linux x86_64"}
         if on_gpu:
             gpu = chance.choice([*GPUS])
@@ -65,6 +69,7 @@ def make_index(seed: int) -> dict[str, Any]:
                         "graph_optimization_level": chance.choice(["all", "extended"]),
                         "compiled": chance.random() < 0.5,
                         "device": "CPU",
+                        "mode": "compile" if on_gpu else "aot_inductor",
                     },
                 },
                 "measured": [
@@ -138,6 +143,14 @@ def test_100_machines_choose_as_the_oracle_does() -> None:
     assert {*kinds, "compute capability"} == {*seen}
     assert min(seen.values()) >= 10, seen
     assert {*first} == {"coreml", *VERSIONS} - {"coremltools"}
+
+
+def test_an_index_has_all_fields_of_records_that_rules_read() -> None:
+    package = Path(buildsys.__file__).parent
+    files = [*package.glob("backends/*/description.py"), *package.glob("system/compatibility.py")]
+    text = "".join(file.read_text() for file in [*files, *package.glob("backends/*/compatib*.py")])
+    read = {*re.findall(r"record\.(?:map|figures\.get)\(\"(\w+)\"\)", text)}
+    assert read == {*RULE_FIELDS, "plugins"}  # their files are checked after the download
 
 
 def test_the_decision_does_not_depend_on_the_order_of_the_index() -> None:
