@@ -222,7 +222,8 @@ def _triton(engines: Any, _options: Namespace, target: str, pointer: Any) -> Ans
 def _oci(engines: Any, options: Namespace, target: str, _pointer: Any) -> Answer:
     from buildsys.release.serving.oci import push_layout, write_layout
 
-    is_folder = target.startswith((".", "/"))
+    host, slash, _ = target.partition("/")  # as docker tells registries from names
+    is_folder = not (slash and (host == "localhost" or {*host.strip(".")} & {".", ":"}))
     with TemporaryDirectory(prefix="buildsys-oci-") as name:
         layout = typed_path(target) if is_folder else Path(name)
         if is_folder and layout.exists() and any(layout.iterdir()):

@@ -71,17 +71,18 @@ def write_repository(
             refused[variant.name] = f"its inputs are not those of {group[0].variant.name}"
         else:
             group.append(engine)
+    models = {name: group for name, group in models.items() if group}
+    for name in models:
+        if (target := folder / name / str(version)).exists():
+            raise StageError(f"{target} exists already", "name another folder, or remove it")
     for name, group in models.items():
-        if group:
-            _write_model(name, group, folder / name, version)
-    written = {n: [one.variant.name for one in group] for n, group in models.items() if group}
+        _write_model(name, group, folder / name, version)
+    written = {name: [one.variant.name for one in group] for name, group in models.items()}
     return written, refused
 
 
 def _write_model(name: str, engines: Sequence[ServedEngine], folder: Path, version: int) -> None:
     target, new = folder / str(version), folder / f".{version}.new"
-    if target.exists():
-        raise StageError(f"{target} exists already", "name another folder, or remove it")
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir(parents=True)
     for engine in engines:
