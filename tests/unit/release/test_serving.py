@@ -5,10 +5,12 @@ import json
 import shutil
 import socket
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -70,10 +72,19 @@ def tensorrt(capability: str, **changes: Any) -> dict[str, Any]:
 
 def config_of(folder: Path) -> Any:
     """Read a configuration with Triton's own protobuf, which knows every field and enumeration."""
-    pb2 = pytest.importorskip("tritonclient.grpc.model_config_pb2")
+    client = pytest.importorskip("tritonclient")
+    file = Path(client.__path__[0], "grpc/model_config_pb2.py")  # its package needs grpcio
+    spec = spec_from_file_location("model_config_pb2", file)
+    assert spec is not None
+    assert spec.loader is not None
+    pb2: Any = module_from_spec(spec)
+    if "model_config_pb2" not in sys.modules:  # a message can be registered once
+        spec.loader.exec_module(pb2)
+        sys.modules["model_config_pb2"] = pb2
     from google.protobuf import text_format
 
-    return text_format.Parse((folder / "config.pbtxt").read_text(), pb2.ModelConfig())
+    message = sys.modules["model_config_pb2"].ModelConfig()
+    return text_format.Parse((folder / "config.pbtxt").read_text(), message)
 
 
 def test_a_triton_repository_is_read_by_the_published_protobuf(tmp_path: Path) -> None:
