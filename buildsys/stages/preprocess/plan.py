@@ -44,7 +44,6 @@ def plan_preprocess(model: ModelPlan) -> Iterator[Action]:
             options=images,
             inputs=graph.files(),
             outputs=model.preprocessed(variant).files(),
-            # a step that differs from torchvision's stops the engines
             after=(graph.target, served.golden_target),
             code=("buildsys.stages.preprocess.image_nodes",),
             tools=("onnx", "numpy"),
