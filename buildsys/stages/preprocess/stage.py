@@ -60,10 +60,9 @@ def _golden(job: Job) -> StageResult:
         kind, alternatives = case.float_type, case.alternatives
         save_case(job.outputs[f"case.{name}"], case.inputs, case.outputs, kind, alternatives)
     if samples := job.options.get("samples"):
-        cases = (
-            _case(job, original, checks, samples["dims"], "opt", n) for n in range(samples["calls"])
-        )
-        save_cases(job.outputs["samples"], cases)
+        calls, dims = range(samples["calls"]), samples["dims"]
+        drawn = (_case(job, original, checks, dims, "opt", number) for number in calls)
+        save_cases(job.outputs["samples"], drawn)
     compared = [place for check in checks.values() for place in check.compared]
     figures = PreprocessResult(
         sizes=[list(size) for size in sorted({size for size, _, _ in compared})],
