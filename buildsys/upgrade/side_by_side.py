@@ -20,7 +20,7 @@ from buildsys.stages.table import GATE, target_of
 from buildsys.store.locks import Locks, OnWait
 from buildsys.system.toolchains import Toolchain, locate_toolchain
 from buildsys.upgrade.sides import Side
-from buildsys.upgrade.verdicts import may_be_faster
+from buildsys.upgrade.verdicts import needs_all_rounds
 from buildsys.workers.job import Job
 from buildsys.workers.pool import WorkerPool
 
@@ -43,13 +43,11 @@ class SideBySide:
     ) -> dict[str, Mapping[str, Any]]:
         """Compare latency and memory; return a gate's checks by metric.
 
-        A gate stops once nothing is worse; all its rounds are needed to prove an improvement.
-
         Raises: StageError: an engine cannot be measured.
         """
         pace = {"tolerance": tolerance, "duration_s": duration_s}
         checks = self._measure(self._gate(model, engine, rounds=None, **pace))
-        if may_be_faster(checks, tolerance):
+        if needs_all_rounds(checks, tolerance):
             checks = self._measure(self._gate(model, engine, rounds=LOOKS[-1][0], **pace))
         return checks
 

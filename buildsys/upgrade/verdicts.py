@@ -111,13 +111,17 @@ def compare_errors(change: EngineChange, first: float | None, second: float | No
         change.add(LESS_PRECISE, f"relative error {q.error(first)} → {q.error(second)}")
 
 
-def may_be_faster(checks: Mapping[str, Mapping[str, Any]], tolerance: float) -> bool:
-    """Tell if a gate has passed before its rounds prove an improvement that they suggest."""
-    check = checks.get("latency", {})
-    limit, high = _least_gain(tolerance), check.get("high")
-    if high is None or check["status"] != PASSED:
+def needs_all_rounds(checks: Mapping[str, Mapping[str, Any]], tolerance: float) -> bool:
+    """Tell if a gate has stopped before its rounds decide about the latency.
+
+    It stops once nothing is worse, though the rounds suggest an improvement, or the memory is.
+    """
+    check, limit = checks.get("latency", {}), _least_gain(tolerance)
+    if check.get("high") is None:
         return False
-    return bool(check["change"] < limit <= high)
+    if check["status"] == "noisy":
+        return checks.get("memory", {}).get("status") == "failed"
+    return bool(check["status"] == PASSED and check["change"] < limit <= check["high"])
 
 
 def _least_gain(tolerance: float) -> float:

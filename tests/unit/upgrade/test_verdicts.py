@@ -14,7 +14,7 @@ from buildsys.upgrade.verdicts import (
     compare_errors,
     compare_results,
     compare_timings,
-    may_be_faster,
+    needs_all_rounds,
 )
 
 TARGETS = ("export:m", "engine:m:e", "verify:m:e")
@@ -149,8 +149,14 @@ def test_gates_decide_on_latency_and_memory(
         ("noisy", (-0.2, -0.4, 0.2), False),  # its rounds are over
     ],
 )
-def test_a_suspected_improvement_is_measured_longer(
+def test_a_suspected_improvement_takes_all_rounds(
     status: str, ends: tuple[float, float, float], expected: bool
 ) -> None:
-    assert may_be_faster({"latency": check(status, *ends)}, 0.05) is expected
-    assert not may_be_faster({}, 0.05)
+    assert needs_all_rounds({"latency": check(status, *ends)}, 0.05) is expected
+    assert not needs_all_rounds({}, 0.05)
+
+
+def test_a_latency_takes_all_rounds_if_the_memory_has_stopped_them() -> None:
+    latency, memory = check("noisy", 0.0, -0.2, 0.2), check("failed", 0.5, 0.4, 0.6)
+    assert needs_all_rounds({"latency": latency, "memory": memory}, 0.05)
+    assert not needs_all_rounds({"latency": latency, "memory": check("noisy", 0, 0, 0)}, 0.05)
