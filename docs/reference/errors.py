@@ -39,6 +39,10 @@ _PARTS = {  # packages, in the order of the pipeline
     "report": "Reports",
     "store": "Store and shared cache",
     "remote": "Other machines",
+    "release": "Releases",
+    "upgrade": "Upgrades",
+    "bisect": "Bisection",
+    "reduce": "Smallest failing graphs",
     "system": "System",
 }
 # functions and classes with the message at another position than the first

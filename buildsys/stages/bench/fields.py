@@ -52,7 +52,7 @@ class LoadSpec(Spec):
     """Threads of the engine; default: its own field. Not used on a GPU."""
     streams: tuple[Count, ...] = ()
     """Streams of OpenVINO; default: as many as instances."""
-    rates: tuple[Annotated[float, Field(gt=0, le=1e6)], ...] = ()
+    rates: tuple[Annotated[float, Field(gt=0, le=1e9)], ...] = ()
     """Requests per second; default: shares of the measured maximum."""
     duration: Seconds = Field(5.0, gt=0, le=60, description="Time of requests at each rate.")
     budget: Seconds = Field(300.0, gt=0, description="Time of an engine's settings.")
