@@ -69,7 +69,7 @@ def _row(engine: str, setting: LoadSetting) -> tuple[str, ...]:
     if "points" not in setting:
         return (*parts, *[q.NOTHING] * 5, setting.get("problem", ""))
     noisy = bool(setting.get("noisy"))
-    ends = [e and e * setting["batch"] for e in setting["capacity_interval_per_s"]]
+    ends = [end * setting["batch"] if end else None for end in setting["capacity_interval_per_s"]]
     rates = (setting["max_per_s"] * setting["batch"], _items(setting), *ends)
     texts = [q.NOTHING if rate is None else q.latency(rate, noisy=noisy) for rate in rates]
     texts[1] += "+" * setting["is_least"]

@@ -4,6 +4,7 @@ A setting is a batch, a number of instances, and threads and streams of the engi
 in a fresh process by ``open_loop``, within its share of the budget.
 """
 
+import os
 import time
 from collections.abc import Iterator, Mapping
 from itertools import product
@@ -99,6 +100,7 @@ def _request(
     chosen = {name: setting["threads"] for name in _THREADS if name in engine}
     chosen |= {_STREAMS: setting["streams"]}
     return {
+        "parent": os.getpid(),
         "backend": engine["backend"],
         "engine": str(job.inputs["engine"]),
         "project": str(job.project),
@@ -118,9 +120,10 @@ def _request(
 def _judge(setting: LoadSetting, limit_ms: float, noise: Mapping[str, Any] | None) -> None:
     """Add the capacity of a measured setting, and a reason to doubt it."""
     capacity = find_capacity(setting["points"], limit_ms)
-    setting["capacity_per_s"] = capacity.rate_per_s
-    setting["capacity_interval_per_s"] = [capacity.low, capacity.high]
-    setting["is_least"] = capacity.is_least
+    most = setting["max_per_s"]  # a short overload may stay within a long limit
+    setting["capacity_per_s"] = min(capacity.rate_per_s, most)
+    setting["capacity_interval_per_s"] = [min(capacity.low, most), capacity.high]
+    setting["is_least"] = capacity.is_least and capacity.rate_per_s < most
     if capacity.decisive:
         setting["joules"] = capacity.decisive[0]["joules"]
     if noise is not None and (doubt := _doubt(setting, capacity.decisive, noise["other_load"])):

@@ -19,7 +19,7 @@ def test_instances_and_batches_of_tensorrt_are_measured_with_their_energy(tmp_pa
     assert settings.keys() == {(1, 1), (1, 4), (8, 1), (8, 4)}
     for setting in settings.values():
         assert setting["threads"] is setting["streams"] is None
-        assert 0 < setting["capacity_per_s"] <= 1.2 * setting["max_per_s"], setting
+        assert 0 < setting["capacity_per_s"] <= setting["max_per_s"], setting
         if result["energy"].startswith("NVML"):
             assert setting["joules"] > 0
     # a batch of 8 is more work than one item, and less than eight
