@@ -91,6 +91,15 @@ def die_with_parent(parent: int, number: signal.Signals) -> None:
         os.kill(os.getpid(), number)
 
 
+def end_with_parent(parent: int) -> None:
+    """Let this process be killed when its parent ends.
+
+    With a wrapper script between both, the script is the parent: nothing is requested then.
+    """
+    if os.getppid() == parent:
+        die_with_parent(parent, signal.SIGKILL)
+
+
 def resident_memory(pid: int | str = "self") -> tuple[int, int] | None:
     """Read a process's resident memory and its peak in bytes, None if unknown."""
     try:

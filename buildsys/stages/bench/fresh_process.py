@@ -18,13 +18,19 @@ from buildsys.workers.job import Job
 def fresh_processes(job: Job, module: str) -> Iterator[Callable[[object, float], dict[str, Any]]]:
     """Yield a function that has ``main`` of a module answer a request, within seconds.
 
-    It runs in the engine's interpreter. Without an answer there is only a ``problem``.
+    It runs in the engine's interpreter, and ends with this process. Without an answer there is only
+    a ``problem``.
     """
     toolchain = job.toolchain or Toolchain("default", Path(sys.executable), {})
     # our packages come last on the path, so that they hide none of the interpreter's
-    program = f"import sys; sys.path.append(sys.argv.pop(1)); from {module} import main; main()"
+    program = (
+        "import sys; sys.path.append(sys.argv.pop(1));"
+        " from buildsys.system.processes import end_with_parent; end_with_parent(int(sys.argv[1]));"
+        f" from {module} import main; main()"
+    )
     with TemporaryDirectory(dir=job.outputs["result"].parent) as folder:
-        command = [str(toolchain.python), "-c", program, str(link_packages(Path(folder)))]
+        packages = str(link_packages(Path(folder)))
+        command = [str(toolchain.python), "-c", program, packages, str(os.getpid())]
 
         def ask(request: object, limit_s: float) -> dict[str, Any]:
             done = run_program(command, toolchain.environment(os.environ), request, limit_s)

@@ -8,7 +8,6 @@ have different versions of Python. Everything that it prints goes to stderr, the
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -35,7 +34,7 @@ from buildsys.backends.measurement import ENGINE, Contender, GpuTiming, LocalCal
 from buildsys.errors import StageError, Unavailable
 from buildsys.onnx_graphs.tensors import Tensor, load_case, save_tensors
 from buildsys.system.backend_registry import link_packages
-from buildsys.system.processes import describe_exit, die_with_parent
+from buildsys.system.processes import describe_exit, end_with_parent
 from buildsys.system.toolchains import Toolchain
 
 if TYPE_CHECKING:
@@ -349,8 +348,7 @@ def _load(
 def main() -> None:
     """Serve the parent process. Arguments: its process ID, the project folder and the pipe."""
     parent, project, fd = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-    if os.getppid() == parent:  # else a wrapper script is the parent; rely on the end of the pipe
-        die_with_parent(parent, signal.SIGKILL)
+    end_with_parent(parent)  # or at the end of the pipe
     os.chdir(project)
     with Connection(fd) as pipe:
         serve(pipe)

@@ -12,8 +12,6 @@ from __future__ import annotations
 import ctypes
 import json
 import math
-import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -28,7 +26,6 @@ import numpy as np
 from buildsys.errors import EngineError, StageError, Unavailable
 from buildsys.stages.load.capacity import SHARES, explore, p99_interval
 from buildsys.system.energy import energy_counter
-from buildsys.system.processes import die_with_parent
 
 if TYPE_CHECKING:
     from buildsys.onnx_graphs.tensors import Array
@@ -143,11 +140,8 @@ def repeated(
 
 def main() -> None:
     """Answer the request on stdin with figures, or with the problem of the engine."""
-    request = json.load(sys.stdin)
-    if os.getppid() == request["parent"]:  # else a wrapper script is the parent
-        die_with_parent(request["parent"], signal.SIGKILL)
     try:
-        answer = _measure(request)
+        answer = _measure(json.load(sys.stdin))
     except StageError as error:
         answer = {"problem": error.problem, "hint": error.hint}
         answer["is_unavailable"] = isinstance(error, Unavailable)

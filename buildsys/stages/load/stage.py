@@ -4,7 +4,6 @@ A setting is a batch, a number of instances, and threads and streams of the engi
 in a fresh process by ``open_loop``, within its share of the budget.
 """
 
-import os
 import time
 from collections.abc import Iterator, Mapping
 from itertools import product
@@ -100,7 +99,6 @@ def _request(
     chosen = {name: setting["threads"] for name in _THREADS if name in engine}
     chosen |= {_STREAMS: setting["streams"]}
     return {
-        "parent": os.getpid(),
         "backend": engine["backend"],
         "engine": str(job.inputs["engine"]),
         "project": str(job.project),
