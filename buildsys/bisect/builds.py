@@ -14,7 +14,7 @@ from buildsys.bisect.search import BAD, GOOD, UNRESOLVED, Answer
 from buildsys.errors import BuildsysError, CheckFailed, StageError, UsageError
 from buildsys.execution.executor import Executor
 from buildsys.execution.key_parts import builder_versions
-from buildsys.execution.local_runs import hold_devices, stage_job
+from buildsys.execution.local_runs import hold_devices, report_wait, stage_job
 from buildsys.history.builds import build_figures
 from buildsys.manifest.schema.engines import GatesSpec
 from buildsys.plan.action import RESULT, Action
@@ -103,7 +103,7 @@ class StateBuilder:
         places = {"project": project.root, "code": project.code}
         executor = self._of_trial(build.actions, build.folder, **places)
         try:
-            with self._here.locks.project(f"bisect {last}", exclusive=False, on_wait=_report_wait):
+            with self._here.locks.project(f"bisect {last}", exclusive=False, on_wait=report_wait):
                 for target in targets:
                     self._run(executor, target, build, may_fail=target == last)
                     key = executor.examine(target).key
@@ -148,7 +148,7 @@ class StateBuilder:
         result, name = folder / "gate.json", f"bisect {action.target}"
         result.unlink(missing_ok=True)
         measured = replace(action, options=options, baseline=None)
-        with hold_devices(self._here.locks, action, name, _report_wait) as held:
+        with hold_devices(self._here.locks, action, name) as held:
             places = project.root, folder / "build", {RESULT: result}
             job = stage_job(measured, *places, code=project.code)
             earlier = {
@@ -163,10 +163,6 @@ class StateBuilder:
             raise StageError(reply.reason, reply.hint)
         (check,) = content["checks"]
         return {**check, "one_sided": (1 + (check["confidence"] or 0.0)) / 2}
-
-
-def _report_wait(holder: str) -> None:
-    sys.stderr.write(f"waiting for {holder or 'other targets'}\n")
 
 
 @dataclass

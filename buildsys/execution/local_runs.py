@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 import threading
 import time
@@ -220,9 +221,14 @@ def earlier_builds(
     return builds
 
 
+def report_wait(holder: str) -> None:
+    """Tell the user what a command waits for."""
+    sys.stderr.write(f"waiting for {holder or 'other targets'}\n")
+
+
 @contextmanager
 def hold_devices(
-    locks: Locks, action: Action, target: str, on_wait: OnWait, *, needed: bool = True
+    locks: Locks, action: Action, target: str, on_wait: OnWait = report_wait, *, needed: bool = True
 ) -> Iterator[dict[str, Any]]:
     """Hold the project and the exclusive devices; yield them as fields of a job.
 

@@ -17,7 +17,7 @@ from buildsys.plan.action import RESULT, Action
 from buildsys.project.load import Project
 from buildsys.project.plan import plan_model
 from buildsys.stages.table import GATE, target_of
-from buildsys.store.locks import Locks, OnWait
+from buildsys.store.locks import Locks
 from buildsys.system.toolchains import Toolchain, locate_toolchain
 from buildsys.upgrade.sides import Side
 from buildsys.upgrade.verdicts import needs_all_rounds
@@ -31,12 +31,10 @@ _GOLDEN = ("case.", "samples", "sizes")  # roles of golden inputs and outputs, o
 class SideBySide:
     """Stages of a project between an old and a new side."""
 
-    def __init__(
-        self, project: Project, pool: WorkerPool, old: Side, new: Side, on_wait: OnWait
-    ) -> None:
+    def __init__(self, project: Project, pool: WorkerPool, old: Side, new: Side) -> None:
         """Prepare stages, with their results in the folder of the pool."""
         self._project, self._pool, self._old, self._new = project, pool, old, new
-        self._on_wait, self._locks = on_wait, Locks(project.state / "locks")
+        self._locks = Locks(project.state / "locks")
 
     def measure(
         self, model: str, engine: str, tolerance: float, duration_s: float
@@ -87,7 +85,7 @@ class SideBySide:
 
     def _run(self, action: Action, job: Job) -> dict[str, Any]:
         result = job.outputs[RESULT]
-        with hold_devices(self._locks, action, action.target, self._on_wait) as held:
+        with hold_devices(self._locks, action, action.target) as held:
             log = result.with_suffix(".log")
             self._pool.run(replace(job, **held), log=log, timeout_s=action.timeout_s)
         content: dict[str, Any] = json.loads(result.read_bytes())

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -76,7 +75,7 @@ def run(options: Namespace) -> int:
             locks, state = Locks(session.project.state / "locks"), session.project.state
             name = f"debug {action.target}"
             with (
-                hold_devices(locks, action, name, _report_wait) as held,  # as a build does
+                hold_devices(locks, action, name) as held,  # as a build does
                 open_pool(state) as pool,
             ):
                 job = replace(job, **held)
@@ -125,10 +124,6 @@ def _job(session: BuildSession, action: Action, folder: Path, outputs: Path) -> 
     job = stage_job(action, *roots, paths, timing_caches=copied, code=project.code)
     key = session.executor.examine(action.target).key if action.baseline else None
     return job if key is None else session.executor.here.add_baseline(job, action, key, folder)
-
-
-def _report_wait(holder: str) -> None:
-    sys.stderr.write(f"waiting for {holder or 'other targets'}\n")
 
 
 def find_fp32_nodes(session: BuildSession, options: Namespace) -> int:

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -91,7 +90,7 @@ def _reduce(
         if role.startswith("case.") and path.exists()
     }
     locks, name = Locks(project.state / "locks"), f"reduce {engine.target}"
-    with open_pool(project.state) as pool, hold_devices(locks, engine, name, _wait) as held:
+    with open_pool(project.state) as pool, hold_devices(locks, engine, name) as held:
 
         def attempt(case: str, nodes: Sequence[int] | None, random: Sequence[str]) -> Any:
             trial = {"nodes": nodes, "random": random, "file": file}
@@ -123,10 +122,6 @@ def _cures(session: BuildSession, verify: Action, reduced: Reduced) -> Iterator[
                 yield text
     if hint := reduced.failure["hint"]:
         yield hint
-
-
-def _wait(holder: str) -> None:
-    sys.stderr.write(f"waiting for {holder or 'other targets'}\n")
 
 
 def _lines(name: str, reduced: Reduced, document: Mapping[str, Any]) -> Iterator[str]:

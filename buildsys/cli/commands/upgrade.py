@@ -231,12 +231,8 @@ def _judge(
     folder = session.project.state / _FOLDER / "side_by_side"
     folder.mkdir()
     old, new = sides
-
-    def wait(holder: str) -> None:
-        _say(options, f"waiting for {holder or 'another process'}")
-
     with WorkerPool(folder) as pool:
-        both = SideBySide(session.project, pool, old, new, wait)
+        both = SideBySide(session.project, pool, old, new)
         for engine in engines:
             change = EngineChange(engine.model, engine.variant)
             checks = _checks(session, engine)
