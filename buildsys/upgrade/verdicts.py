@@ -73,8 +73,8 @@ def compare_results(
     new: Side,
     checked: Mapping[str, Any] | None,
     tolerance: float,
-) -> None:
-    """Judge errors, precision and size.
+) -> bool:
+    """Judge errors, precision and size; tell if the engine's files have changed.
 
     ``checked`` is the result of the new engine's check against the old golden outputs, None if
     these have not changed.
@@ -85,7 +85,7 @@ def compare_results(
         if checked["status"] != PASSED:
             text = f"against the golden outputs with {old.title}: {checked['reason']}"
             change.add(WRONG, text)
-            return
+            return True
     built = [_read(change, side, ENGINE, EngineResult).content for side in (old, new)]
     worst = [q.worst_comparison({"": result.get("cases", {})}) for result in verified]
     compare_errors(change, *(error[0] if error else None for error in worst))
@@ -96,10 +96,12 @@ def compare_results(
             f"{count} of {each.get('all', 0)}" for count, each in zip(counts, layers, strict=True)
         )
         change.add(LESS_PRECISE, f"layers in int8: {' → '.join(texts)}")
-    sizes = [sum(file["bytes"] for file in result.get("files", {}).values()) for result in built]
+    files: list[dict[str, Any]] = [result.get("files", {}) for result in built]
+    sizes = [sum(file["bytes"] for file in each.values()) for each in files]
     change.figures["size"] = {"before": sizes[0], "after": sizes[1]}
     if sizes[1] > sizes[0] * (1 + tolerance):
         change.add(LARGER, f"size {q.size(sizes[0])} → {q.size(sizes[1])}")
+    return files[0] != files[1]
 
 
 def compare_errors(change: EngineChange, first: float | None, second: float | None) -> None:

@@ -242,9 +242,8 @@ def _judge(
                 verify = target_of(VERIFY, engine.model, engine.variant)
                 try:
                     checked = both.verify(session.actions[verify])
-                    compare_results(change, old, new, checked, options.tolerance)
-                    is_new = stale.get(verify, {}).get("state") == STALE
-                    is_new |= _differs(engine, old, new)
+                    is_new = compare_results(change, old, new, checked, options.tolerance)
+                    is_new |= stale.get(verify, {}).get("state") == STALE
                     if is_new and change.verdict != WRONG and not options.no_bench:
                         _say(options, f"timing {change.name}")
                         pace = options.tolerance, options.duration
@@ -262,17 +261,6 @@ def _reasons(stale: Mapping[str, Any], target: str) -> list[str]:
 def _checks(session: BuildSession, engine: Action) -> list[str]:
     checks = required_checks(session, engine)
     return [name for name in checks if session.actions[name].stage != GATE]
-
-
-def _differs(engine: Action, old: Side, new: Side) -> bool:
-    """Compare the engine's files of both sides."""
-    files = [ref.path for role, ref in engine.outputs.items() if role != "result"]
-    contents = ([_content(side.build / file) for file in files] for side in (old, new))
-    return next(contents) != next(contents)
-
-
-def _content(file: Path) -> bytes | None:
-    return file.read_bytes() if file.is_file() else None
 
 
 def _report(options: Namespace, session: BuildSession, upgrade: Upgrade) -> int:

@@ -45,7 +45,8 @@ def judged(tmp_path: Path, old: dict[str, Any], new: dict[str, Any], **options: 
     for place, figures in zip(sides, (old, new), strict=True):
         write_results(place, **{"error": 1e-6, "size": 100, "int8": 8, **figures})
     change = EngineChange("m", "e")
-    compare_results(change, *sides, options.get("checked"), 0.05)
+    differ = compare_results(change, *sides, options.get("checked"), 0.05)
+    assert differ == ("size" in new or "checked" in options)
     return change.verdicts
 
 
