@@ -27,7 +27,7 @@ class Point(NamedTuple):
     commit: str  # "" for uncommitted changes
     revision: str  # the last commit in it
     open: Callable[[], State]  # may take a checkout
-    recorded: Parts | None = None  # libraries and devices of its targets, unless the present ones
+    recorded: Parts | None = None  # libraries and devices of a recorded build
 
 
 class Step(NamedTuple):
@@ -57,9 +57,11 @@ class Bisection:
     skipped: int = 0  # commits without a verdict between them
 
     def run(self, good: Point, bad: Point, commits: Sequence[Point], cheap: set[str]) -> Cause:
-        """Find the cause; ``commits`` lie between both, oldest first, ``cheap`` are built ones.
+        """Find the cause; ``commits`` lie between both, oldest first.
 
-        Raises: CheckFailed: there is no difference to explain. UsageError: an end has no figure.
+        ``cheap`` names commits that were built before and are probably restored.
+        Raises: CheckFailed: there is no difference to explain.
+        UsageError: the good or the bad build does not have the figure.
         """
         first, last = self._end(good, "good"), self._end(bad, "bad")
         self.inseparable = environment_differences(

@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,18 +55,20 @@ class StateBuild:
     folder: Path
     actions: Mapping[str, Action] = field(default_factory=dict)  # the last one has the figure
     parts: dict[str, Mapping[str, str]] = field(default_factory=dict)
-    value: float | None = None  # not of latencies, which are compared
+    value: float | None = None  # None for a latency, which is only compared
     more_is_better: bool = False
     restored: int = 0  # targets
     built: int = 0
-    problem: str = ""  # why it has no figure
+    problem: str = ""  # why there is no figure
 
 
 class StateBuilder:
-    """Builds states in private folders, with the project's store and workers."""
+    """Builds states in private folders, with the project's caches and workers."""
 
     def __init__(self, own: Executor, engine: str, figure: str, folder: Path) -> None:
-        self._here, self._of_trial = own.here, own.of_trial
+        # builds of mixtures are of no use to other machines
+        remote = own.remote and own.remote.read_only()
+        self._here, self._of_trial = own.here, partial(own.of_trial, remote=remote)
         self._engine, self._figure, self._folder = engine, figure, folder
 
     def plan(self, state: State) -> dict[str, Action]:
@@ -100,8 +103,9 @@ class StateBuilder:
             return build
         *needed, last = build.actions
         targets = needed if self._figure == LATENCY else [*needed, last]
-        places = {"project": project.root, "code": project.code}
-        executor = self._of_trial(build.actions, build.folder, **places)
+        executor = self._of_trial(
+            build.actions, build.folder, project=project.root, code=project.code
+        )
         try:
             with self._here.locks.project(f"bisect {last}", exclusive=False, on_wait=report_wait):
                 for target in targets:
@@ -172,7 +176,7 @@ class Judge:
     builder: StateBuilder
     figure: str
     good: StateBuild
-    limit: float = 0.0  # of the figure, or the tolerance of the gate
+    limit: float = 0.0  # between both figures; for a latency, the gate's tolerance
 
     def calibrate(self, bad: StateBuild) -> tuple[Answer, str]:
         """Set the limit. Raises: CheckFailed: the bad build is not worse."""

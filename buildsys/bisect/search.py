@@ -38,7 +38,7 @@ def find_boundary(
 ) -> tuple[int, int]:
     """Find the last good and the first bad prefix; 0 is good, ``high`` bad.
 
-    Prefixes without a verdict are skipped. ``prefers`` names cheap ones.
+    Prefixes without a verdict are skipped. Those that ``prefers`` accepts are cheaper to test.
     """
     low, skipped = 0, set[int]()
     while True:

@@ -84,7 +84,7 @@ class Executor:
         project, build, state, _, code = folders
         self._project, self._build, self._actions = project, build, actions
         self._on_event, self._try_changes = on_event, try_changes
-        self._db = StateDb(state / "state.db", notify)
+        self.remote, self._db = remote, StateDb(state / "state.db", notify)
         self._texts = pool.texts = texts or self._db
         self._digests, self.ledger = DigestCache(self._db), Ledger(self._db)
         self._stopped = False
@@ -375,7 +375,13 @@ class Executor:
         self._publisher.remove_abandoned()
         return self._publisher.staging(f"trial@{target}")
 
-    def of_trial(self, actions: Mapping[str, Action], folder: Path, **places: Any) -> Executor:
+    def of_trial(
+        self,
+        actions: Mapping[str, Action],
+        folder: Path,
+        remote: SharedCache | None = None,
+        **places: Any,
+    ) -> Executor:
         """Make an executor of changed actions that publishes into a private folder.
 
         It shares the store and the workers, but neither records, locks of targets nor history.
@@ -387,6 +393,7 @@ class Executor:
             actions,
             pool=self.here.pool,
             store=self.here.store,
+            remote=remote,
             signer=self._signer,
             trust=self._checker.trust,
             notify=self._db.notify,

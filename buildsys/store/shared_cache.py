@@ -61,6 +61,11 @@ class SharedCache:
         """True if results of this machine are added."""
         return self._mode == READ_WRITE and not self._off
 
+    def read_only(self) -> "SharedCache":
+        """Make a cache of the same place to which nothing is added."""
+        timeout_s, known_hosts = self._timeout_s, self._known_hosts
+        return SharedCache(self._url, self._notify, timeout_s=timeout_s, known_hosts=known_hosts)
+
     def read_action(self, target: str, key: str) -> ActionRecord | None:
         """Read the record of a key, None if none is usable."""
         path = action_name(key)

@@ -1,14 +1,26 @@
 """``buildsys bisect`` with real builds: fields, files, commits, and builds with lost changes."""
 
 import os
+import shutil
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 from command_answers import answer, commit, git
 from ready_project import NETWORK, VALUES, ReadyProject
+from sklearn.datasets import load_digits
 
 MANIFEST = "configs/models/a.yaml"
+DIGITS = """
+model: digits
+source: {onnx: networks/digits.onnx}
+inputs: {x: {shape: [batch, 64]}}
+outputs: {y: {shape: [batch, 10]}}
+dims: {batch: {min: 1, opt: 2, max: 4}}
+engines: [{backend: onnxruntime, name: ort}]
+evaluate: {data: {npz: data/val.npz}, metric: top1, drop: 2%}
+"""
 
 
 def cause(document: dict[str, Any]) -> list[list[str]]:
@@ -70,6 +82,50 @@ def test_recorded_builds_without_commits_are_compared_by_fields_and_present_file
         wrong = ready.buildsys("bisect", *names)
         assert (wrong.code, wrong.out) == (3, "")
         assert problem in wrong.err
+
+
+def test_pruned_weights_lower_the_accuracy_and_the_shared_cache_has_both_builds(
+    ready: ReadyProject,
+) -> None:
+    root, manifest = ready.root, "configs/models/digits.yaml"
+    images, digits = load_digits(return_X_y=True)
+    inputs = np.c_[images / 16, np.ones(len(images))].astype(np.float32)
+    weights = np.linalg.lstsq(inputs[:1000], np.eye(10, dtype=np.float32)[digits[:1000]])[0]
+    graph = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        g (float[batch,64] x) => (float[batch,10] y) { y = Gemm(x, w, b) }"""
+    )
+    stored = [
+        onnx.numpy_helper.from_array(w, n) for w, n in ((weights[:64], "w"), (weights[64], "b"))
+    ]
+    graph.graph.initializer.extend(stored)
+    onnx.save(graph, root / "networks/digits.onnx")
+    (root / "data").mkdir()
+    np.savez(root / "data/val.npz", x=inputs[1000:, :64], labels=digits[1000:])
+    (root / manifest).write_text(DIGITS)
+    (root / "configs/project.yaml").write_text("cache: {remote: data/shared, mode: read-write}\n")
+    git(root, "init", "-q")
+    (root / ".git/info/exclude").write_text("calls\n")
+    commit(root, "first")
+    assert ready.doit("evaluate:digits:ort").code == 0
+    weights[:64:3] = 0
+    graph.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(weights[:64], "w"))
+    onnx.save(graph, root / "networks/digits.onnx")
+    ready.edit(manifest, "max: 4", "max: 8")
+    commit(root, "prune")
+    assert ready.doit("evaluate:digits:ort").code == 0
+    shutil.rmtree(root / ".buildsys/store")
+    shared = {*(root / "data/shared").rglob("*")}
+    command = ("--figure", "accuracy", "--good", "HEAD~1", "--bad", "HEAD")
+    document = answer(ready, "bisect", "digits:ort", *command)
+    assert cause(document) == [["networks/digits.onnx changed"]]
+    good, bad, *others = document["steps"]
+    assert (good["built"], bad["built"]) == (0, 0)
+    assert sum(step["built"] for step in others) > 0
+    assert {*(root / "data/shared").rglob("*")} == shared
+    accuracies = [float(step["text"].removeprefix("accuracy ")) for step in (good, bad)]
+    assert accuracies[0] > 0.85
+    assert accuracies[1] < 0.7
 
 
 @pytest.mark.skipif(
