@@ -8,26 +8,28 @@ end_at_interrupt()
 
 import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
 from buildsys import __version__
 from buildsys.cli.command import enter_project, unknown_name
-from buildsys.cli.commands import COMMANDS, SECTIONS
+from buildsys.cli.commands import COMMANDS, HIDDEN, SECTIONS
 from buildsys.cli.console.streams import check_output, guard_streams
 from buildsys.errors import BuildsysError, UsageError, describe_os_error
 from buildsys.system.printable import nearest, printable
 
 PROGRAM = "buildsys"
 _RUNS = ("build", "nightly")  # their exit codes are about targets, not about their output
+_ALL = "--all"
 _ANYWHERE = ("init", "completion")  # commands without a project
 _TARGETS_TEXT = """\
 A target is named STAGE:MODEL[:VARIANT], MODEL:STAGE[:VARIANT] or MODEL:ENGINE; MODEL is everything
 of a model, STAGE that stage of all models; * matches any text. Options may follow names.
 
   buildsys help COMMAND    the options of a command
+  buildsys help --all      also {hidden}, …
   buildsys --version       the versions of buildsys and doit
 """
 
@@ -72,9 +74,11 @@ def _dispatch(words: Sequence[str]) -> int:
     if name == "--version":
         return _print_versions()
     if name in ("help", "--help", "-h"):
-        return _dispatch([arguments[0], "--help"]) if arguments else _help()
+        if arguments in ([], [_ALL]):
+            return _help(SECTIONS | ({"Further commands": HIDDEN} if arguments else {}))
+        return _dispatch([arguments[0], "--help"])
     if name not in COMMANDS:
-        raise unknown_name("command", name, COMMANDS, f"`{PROGRAM} help` lists them")
+        raise unknown_name("command", name, COMMANDS, f"`{PROGRAM} help {_ALL}` lists them")
     return run_command(name, arguments)
 
 
@@ -130,12 +134,12 @@ def parse(parser: ArgumentParser, arguments: Sequence[str]) -> Namespace:
     raise UsageError(f"{command} has no option {name}", hint)
 
 
-def _help() -> int:
-    """Print the commands by section."""
+def _help(sections: Mapping[str, Mapping[str, str]]) -> int:
+    """Print commands by section."""
     lines = [f"buildsys {__version__}: verified inference engines from PyTorch models"]
-    for title, commands in SECTIONS.items():
-        lines += ["", title, *(f"  {name:<10}{purpose}" for name, purpose in commands.items())]
-    sys.stdout.write("\n".join([*lines, "", _TARGETS_TEXT]))
+    for title, commands in sections.items():
+        lines += ["", title, *(f"  {name:<12}{purpose}" for name, purpose in commands.items())]
+    sys.stdout.write("\n".join([*lines, "", _TARGETS_TEXT.format(hidden=", ".join([*HIDDEN][:6]))]))
     return 0
 
 

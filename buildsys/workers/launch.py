@@ -1,8 +1,8 @@
 """Start of worker servers, or connection to running ones, in the right environment.
 
 A running server is reused if its fingerprint is equal. The fingerprint misses what is written into
-a module deep inside a large library, as keys do; ``buildsys cache workers --stop`` is for such
-changes.
+a module deep inside a large library, as keys do; ``buildsys cache workers --stop --all`` is for
+such changes.
 """
 
 import hashlib

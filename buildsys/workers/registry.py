@@ -174,12 +174,18 @@ def list_servers(environment: Mapping[str, str]) -> list[RunningServer]:
     return servers
 
 
-def stop_servers(environment: Mapping[str, str], *, now: bool = True) -> list[RunningServer]:
-    """End all servers of this user, and list them.
+def stop_servers(
+    environment: Mapping[str, str], *, now: bool = True, state: Path | None = None
+) -> list[RunningServer]:
+    """End all servers of this user, or of the project with a state folder, and list them.
 
     They end ``now``, with their jobs, or after the runs that they serve.
     """
-    servers = list_servers(environment)
+    servers = [
+        server
+        for server in list_servers(environment)
+        if state is None or Path(server.record.log).is_relative_to(state)
+    ]
     for server in servers:
         if now:
             server.record.process.send_signal(signal.SIGTERM)

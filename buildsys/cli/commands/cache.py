@@ -45,7 +45,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "verify  read everything; damaged files go into quarantine (exit code 1)\n"
         "gc      remove what the manifests do not reach, or only what is too old or too large\n"
         "keygen  write a new key that signs shared results to FILE, and print its public key\n"
-        "workers list the worker servers of all projects that wait for the next run, or stop them"
+        "workers list the worker servers of all your projects, or stop those of this project"
     )
     add_json(parser)
     parser.add_argument(
@@ -60,7 +60,10 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--stop", action="store_true", help="workers: stop them, at once or after their run"
     )
     parser.add_argument(
-        "--now", action="store_true", help="workers: stop all at once, with the jobs they run"
+        "--now", action="store_true", help="workers: stop them at once, with the jobs they run"
+    )
+    parser.add_argument(
+        "--all", action="store_true", help="workers: stop those of all your projects"
     )
 
 
@@ -105,8 +108,9 @@ def _generate_key(names: Sequence[str], options: Namespace) -> int:
 
 def _list_workers(options: Namespace) -> int:
     """Print a table of worker servers, stopped before if requested."""
+    state = None if options.all else options.root / STATE_FOLDER
     if is_stop := options.now or options.stop:
-        servers = registry.stop_servers(os.environ, now=options.now)
+        servers = registry.stop_servers(os.environ, now=options.now, state=state)
     else:
         servers = registry.list_servers(os.environ)
     rows = []
@@ -115,7 +119,8 @@ def _list_workers(options: Namespace) -> int:
             state = "ends after its run" if record.process.is_running else "ended"
         rows.append((str(record.pid), record.kind, state, record.python, record.project))
     titles = ("pid", "kind", "state", "python", "project")
-    print_lines(format_table(titles, rows) if rows else ["no worker servers"])
+    none = "no worker servers" + (" of this project" if is_stop and state else "")
+    print_lines(format_table(titles, rows) if rows else [none])
     return 0
 
 

@@ -198,7 +198,7 @@ def test_doit_lists_and_stops_the_servers(project: ProjectFolder, folder: Path) 
     _, row = project.buildsys("cache", "workers", "--stop").out.splitlines()
     assert row.split()[:3] == [str(server), "bare", "ended"]
     assert not lives(server)
-    assert project.buildsys("cache", "workers", "--stop").out == "no worker servers\n"
+    assert project.buildsys("cache", "workers", "--stop", "--all").out == "no worker servers\n"
     assert project.buildsys("cache", "workers", "now").code == 3
 
 
@@ -213,7 +213,10 @@ def test_stopping_lets_running_jobs_finish(
         busy = run_in(pool, tmp_path)["parent"]
         job = threads.submit(run_in, pool, tmp_path, "wait_for_file", file=str(go))
         wait_until(lambda: running()[busy].state == "working", "the job did not start")
-        rows = project.buildsys("cache", "workers", "--stop").out.splitlines()[1:]
+        stop = ("cache", "workers", "--stop")
+        assert project.buildsys(*stop).out == "no worker servers of this project\n"
+        assert lives(idle)
+        rows = project.buildsys(*stop, "--all").out.splitlines()[1:]
         states = {int(row.split()[0]): row for row in rows}
         assert " ended " in states[idle]
         assert " ends after its run " in states[busy]
@@ -232,7 +235,7 @@ def test_stopping_now_ends_running_jobs(
         assert process.stdout is not None
         child = int(process.stdout.readline())
         server = parent_of(child)
-        _, row = project.buildsys("cache", "workers", "--now").out.splitlines()
+        _, row = project.buildsys("cache", "workers", "--now", "--all").out.splitlines()
         assert row.split()[:3] == [str(server), "bare", "ended"]
         wait_for_end(child)
         assert not lives(server)

@@ -25,7 +25,10 @@ def test_every_command_is_in_the_help_and_has_its_own(capsys: pytest.CaptureFixt
     assert run(["--help"]) == 0
     printed = capsys.readouterr().out
     assert len([name for name in COMMANDS if f"\n  {name} " in printed]) <= 20
+    assert run(["help", "--all"]) == 0
+    everything = capsys.readouterr().out
     for name in COMMANDS:
+        assert f"\n  {name} " in everything
         assert (f"\n  {name} " in printed) is (name not in HIDDEN)
         assert run(["help", name]) == run([name, "--help"]) == 0
         first, second = capsys.readouterr().out.split(f"usage: buildsys {name}")[1:]
