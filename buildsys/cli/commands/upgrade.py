@@ -6,7 +6,7 @@ import shutil
 import sys
 from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from buildsys.report.formatting import first_names, plural
 from buildsys.stages.table import GATE, VERIFY, target_of
 from buildsys.system.files import locked, replace_file
 from buildsys.system.toolchains import Toolchain, locate_toolchain, override_variable
+from buildsys.system.units import number_or_text, parse_duration, parse_percentage
 from buildsys.upgrade.driver import DRIVER, compare_drivers
 from buildsys.upgrade.shadow import is_package, make_shadow
 from buildsys.upgrade.side_by_side import SideBySide
@@ -71,12 +72,13 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--no-bench", action="store_true", help="compare without measurements")
     parser.add_argument(
-        "--tolerance", type=_share, default=0.05,
+        "--tolerance", type=_parsed_by(parse_percentage), default=0.05,
         help="change of latency and size that counts as unchanged; 5%% by default",
     )  # fmt: skip
     parser.add_argument(
-        "--duration", type=float, default=0.5, help="seconds measured in each of the processes"
-    )
+        "--duration", type=_parsed_by(parse_duration), default=0.5,
+        help="time measured in each of the processes; 0.5s by default",
+    )  # fmt: skip
     parser.add_argument("--summary", default="", help="write a summary in Markdown into a file")
     parser.add_argument("--pin", default="", help="set the new versions in a constraints file")
     parser.add_argument("--hold", default="", help="write the engines to hold back into a file")
@@ -87,11 +89,14 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_filter(parser)
 
 
-def _share(text: str) -> float:
-    try:
-        return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        raise ArgumentTypeError(f"expects a share such as 5%, found {text!r}") from None
+def _parsed_by(parse: Callable[[object], float]) -> Callable[[str], float]:
+    def convert(text: str) -> float:
+        try:
+            return parse(number_or_text(text))
+        except ValueError as error:
+            raise ArgumentTypeError(str(error)) from None
+
+    return convert
 
 
 def run(options: Namespace) -> int:
@@ -100,7 +105,8 @@ def run(options: Namespace) -> int:
         return _run_side(options.root, Path(options.side))
     words = options.names
     changes = [word for word in words if is_package(word) or "=" in word or word == DRIVER]
-    if not changes or (DRIVER in changes and changes != [DRIVER]):
+    is_range = any(word.partition("=")[0][-1:] in "<>!~" for word in words if not is_package(word))
+    if not changes or is_range or (DRIVER in changes and changes != [DRIVER]):
         hint = "`buildsys help upgrade` lists the forms"
         raise UsageError("upgrade needs packages such as onnxruntime==1.31.0, or driver", hint)
     names = [word for word in words if word not in changes]
