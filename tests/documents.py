@@ -1,6 +1,7 @@
 """JSON documents of commands, compared with their published schema."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,3 +18,12 @@ def check_document(document: dict[str, Any]) -> None:
     entry = {"$ref": f"#/$defs/{name}", "$defs": SCHEMA["$defs"]}
     Draft202012Validator(entry).validate(document)
     Draft202012Validator(SCHEMA).validate(document)
+
+
+def check_printed(text: str) -> None:
+    """Check that a command with ``--json`` prints nothing or one document, as published."""
+    if text:
+        document = json.loads(text)
+        assert re.fullmatch(r"buildsys/[a-z-]+/\d+", document["schema"])
+        if document["schema"].split("/")[1] in SCHEMAS:
+            check_document(document)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from documents import check_printed
 from doit_server import ForkedDoit, start_doit
 
 from buildsys.cli.commands import COMMANDS
@@ -145,7 +146,10 @@ class ProjectFolder:
 
     def doit(self, *arguments: str, cwd: Path | None = None, program: str = "") -> Ran:
         """Run doit in a process forked from one that has imported its modules."""
-        return finish(self.start(*arguments, cwd=cwd, program=program))
+        ran = finish(self.start(*arguments, cwd=cwd, program=program))
+        if "--json" in arguments:
+            check_printed(ran.out)
+        return ran
 
     def buildsys(self, *arguments: str, cwd: Path | None = None) -> Ran:
         """Run ``buildsys`` in the same way."""

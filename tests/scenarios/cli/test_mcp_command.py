@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_answers import commit, git
 from documents import check_document
 from ready_project import ReadyProject
 
@@ -32,6 +33,9 @@ def written(root: Path) -> dict[Path, int]:
 
 
 def test_assistants_read_and_build_only_if_allowed(ready_built: ReadyProject) -> None:
+    git(ready_built.root, "init", "-q")
+    commit(ready_built.root, "first")
+    ready_built.edit("plugins/data/values.py", "SCALE = 1.0", "SCALE = 1.25")
     before = written(ready_built.root)
     refused: list[tuple[str, dict[str, Any], str]] = [
         ("plan", {"project": ".."}, "there is no project '..' below"),
@@ -47,6 +51,7 @@ def test_assistants_read_and_build_only_if_allowed(ready_built: ReadyProject) ->
         ("history", {}),
         ("history", {"name": "a:ort", "count": 2}),
         ("compare", {"first": "a", "second": "a"}),
+        ("plan", {"since": "HEAD"}),
         *((name, values) for name, values, _ in refused),
     ]
     tools, answers = anyio.run(ask, ready_built, calls)
@@ -55,9 +60,11 @@ def test_assistants_read_and_build_only_if_allowed(ready_built: ReadyProject) ->
     documents = [answer.structured_content for answer in answers[: -len(refused)]]
     for document in documents:
         check_document({k: v for k, v in document.items() if k != "exit_code"})
-    plan, explained, best, overview, history, _ = documents
-    assert (plan["targets"], plan["exit_code"]) == ([], 0)
-    assert {target["state"] for target in explained["targets"]} == {"fresh"}
+    plan, explained, best, overview, history, _, since = documents
+    stale = [target["target"] for target in plan["targets"]]
+    assert (stale[0], plan["exit_code"]) == ("reference:a", 0)
+    assert {target["state"] for target in explained["targets"]} >= {"fresh", "stale"}
+    assert since["targets"][0]["target"] == "reference:a"
     assert (best["model"], best["ranking"]["by"]) == ("a", "size")
     assert overview["models"][0]["engines"] == ["ort"]
     assert len(history["builds"]) == 2
