@@ -3,7 +3,9 @@
 import shutil
 from collections import Counter
 from collections.abc import Collection, Mapping
+from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -28,6 +30,9 @@ from buildsys.onnx_graphs.tensors import Tensor
 from buildsys.system.backend_registry import uses_tf32
 from buildsys.system.cpu import cpu_model, engine_instructions, usable_cores
 
+if TYPE_CHECKING:
+    from buildsys.backends.torch.cuda_graphs import CudaGraphSession
+
 RUN_OPTIONS: Options = {"threads": 0}
 _INHERITED = ("settings", "profiles", "layers", "engine_layers", "precision_shares", "precision_of")
 
@@ -49,7 +54,8 @@ def build(request: BuildRequest) -> Figures:
     options, on_gpu = request.options, _is_for_gpu(request.options)
     target = gpu_programs.capability() if on_gpu else engine_instructions()
     constants = constants_in_use(program)
-    skeleton = skeleton_of(program, ports, request.dims, torch.__version__, target)
+    forms = {name: form(value) for name, value in constants.items()}
+    skeleton = skeleton_of(program, forms, ports, request.dims, torch.__version__, target)
     digests = {name: digest(tensor) for name, tensor in constants.items()}
     basis = {"refit_basis": {"skeleton": skeleton, "weights": digests}}
 
@@ -72,10 +78,11 @@ def build(request: BuildRequest) -> Figures:
         interface |= {"mode": options["mode"], "tf32": uses_tf32(options)}
         gpu_programs.write_program(program, {**interface, "compute_capability": target}, request)
         _write_weights(program, request)
-        kernels = _captured_kernels(request)
+        request.progress("capturing the CUDA graph")
+        with closing(_load_on_gpu(request.engine)) as session:
+            kernels = session.kernels()
     else:
         settings["threads"] = int(options["threads"]) or torch.get_num_threads()
-        forms = {name: form(value) for name, value in constants.items()}
         interface |= {"instructions": target, "constants": forms}
         kernels = aot_inductor.compile_package(program, interface, request)
         _write_weights(program, request)
@@ -101,9 +108,7 @@ def load(engine: Path, options: Options, operators: tuple[OperatorUse, ...] = ()
     """Load a built engine."""
     if not _is_for_gpu(options):
         return aot_inductor.PackageSession(engine, int(options["threads"]))
-    from buildsys.backends.torch.cuda_graphs import CudaGraphSession  # needs cuda-bindings
-
-    return CudaGraphSession(gpu_programs.load_gpu_program(engine))
+    return _load_on_gpu(engine)
 
 
 def slowest_layers(
@@ -112,13 +117,8 @@ def slowest_layers(
     """Return the slowest kernels, [] on a CPU: a package has no times."""
     if not _is_for_gpu(options):
         return []
-    from buildsys.backends.torch.cuda_graphs import CudaGraphSession  # needs cuda-bindings
-
-    session = CudaGraphSession(gpu_programs.load_gpu_program(engine))
-    try:
+    with closing(_load_on_gpu(engine)) as session:
         return session.kernel_times(inputs)
-    finally:
-        session.close()
 
 
 def device(options: Options) -> Figures:
@@ -139,13 +139,8 @@ def _write_weights(program: Program, request: BuildRequest) -> None:
         gpu_programs.write_weights(program, request.engine)
 
 
-def _captured_kernels(request: BuildRequest) -> list[str]:
-    """Capture the program as it will run; return its kernels."""
+def _load_on_gpu(engine: Path) -> "CudaGraphSession":
+    """Capture the program as it will run."""
     from buildsys.backends.torch.cuda_graphs import CudaGraphSession  # needs cuda-bindings
 
-    request.progress("capturing the CUDA graph")
-    session = CudaGraphSession(gpu_programs.load_gpu_program(request.engine))
-    try:
-        return session.kernels()
-    finally:
-        session.close()
+    return CudaGraphSession(gpu_programs.load_gpu_program(engine))

@@ -46,14 +46,12 @@ class CudaGraphSession:
         self._dims: Mapping[str, Mapping[str, int]] = interface["dims"]
         self.inputs, self.outputs = ports_of(interface["inputs"]), ports_of(interface["outputs"])
         self._stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        self._memory = torch.cuda.graph_pool_handle()  # of all graphs: one runs at a time
+        self._memory = torch.cuda.graph_pool_handle()  # shared by all graphs: one runs at a time
         self._graphs: OrderedDict[Shapes, _ShapeGraph] = OrderedDict()
         self._finished: Any = None  # the last call on a caller's stream
-        self._stack = ExitStack()  # of the contenders
-        sizes = interface["opt"]
-        opt = tuple(tuple(sizes.get(n, n) for n in port["shape"]) for port in interface["inputs"])
+        self._stack = ExitStack()  # frees the contenders
         with self._active(self._stream):
-            self._graph_of(opt)
+            self._graph_of(program.opt)
 
     @property
     def stream(self) -> int:
@@ -107,7 +105,7 @@ class CudaGraphSession:
         return results
 
     def contenders(self, inputs: Mapping[str, Tensor], timing: GpuTiming) -> dict[str, Contender]:
-        """Make one contender; it invalidates earlier ones."""
+        """Make one contender; earlier ones become unusable."""
         self._stack.close()
         gpu = Device(0)  # shares PyTorch's context
         self._stack.callback(gpu.close)

@@ -14,7 +14,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -47,16 +47,27 @@ Compute = Callable[..., Sequence[torch.Tensor]]
 @contextmanager
 def float32_arithmetic(*, tf32: bool) -> Iterator[None]:
     """Let PyTorch multiply float32 in TF32 on a GPU or not; cuDNN chooses by timing."""
-    with ExitStack() as stack, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # their newer names need PyTorch 2.9
+    cudnn = torch.backends.cudnn.flags(
+        enabled=True, benchmark=True, deterministic=False, allow_tf32=tf32
+    )
+    stack = ExitStack()
+    with _quiet():
         before = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
         stack.callback(torch.set_float32_matmul_precision, before)
-        stack.enter_context(
-            torch.backends.cudnn.flags(
-                enabled=True, benchmark=True, deterministic=False, allow_tf32=tf32
-            )
-        )
+        stack.enter_context(cudnn)
+    try:
+        yield
+    finally:
+        with _quiet():
+            stack.close()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Ignore warnings about these settings: their newer names need PyTorch 2.9."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         yield
 
 
@@ -151,11 +162,17 @@ class GpuProgram:
     _load: Callable[[str], Compute]
     _loaded: dict[str, Compute] = field(default_factory=dict)
 
+    @cached_property
+    def opt(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes of the inputs for the sizes ``opt``."""
+        sizes = self.interface["opt"]
+        ports = self.interface["inputs"]
+        return tuple(tuple(sizes.get(n, n) for n in port["shape"]) for port in ports)
+
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Compute the outputs, in order."""
-        sizes, rest = self.interface["opt"], iter(inputs)
-        opt = [[sizes.get(n, n) for n in port["shape"]] for port in self.interface["inputs"]]
-        part = _FIXED if [list(tensor.shape) for tensor in inputs] == opt else _RANGES
+        rest = iter(inputs)
+        part = _FIXED if tuple(tuple(v.shape) for v in inputs) == self.opt else _RANGES
         if part not in self._loaded:
             self._loaded[part] = self._load(part)
         names = self.interface["arguments"]

@@ -120,17 +120,15 @@ def _measure_gpu(options: Mapping[str, Any], limit_s: float) -> MachineSpeed:
             speed["cache_bytes"] = call(cuda.cuDeviceGetAttribute, cache, 0)
         if torch is None or not torch.cuda.is_available():
             return {**speed, "missing": ["no PyTorch baseline measures the peak of the GPU"]}
+        from buildsys.backends.torch.gpu_programs import float32_arithmetic
+
         name = _OF_PRECISION.get(options["precision"], "float16")
         is_tf32 = name == "float32" and uses_tf32(options)
-        before = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision("high" if is_tf32 else "highest")
-        try:
+        with float32_arithmetic(tf32=is_tf32):
             values = torch.randn(_GPU_SIZE, _GPU_SIZE, dtype=getattr(torch, name), device="cuda")
             multiply = lambda: (values @ values, torch.cuda.synchronize())  # noqa: E731
             speed["macs_per_s"] = _best_rate(_GPU_SIZE**3, multiply, limit_s)
             speed["macs_type"] = "tf32" if is_tf32 else name
-        finally:
-            torch.set_float32_matmul_precision(before)
     except (StageError, RuntimeError) as error:  # out of memory
         speed["missing"] = [f"the GPU could not be measured: {str(error).splitlines()[0]}"]
     return speed

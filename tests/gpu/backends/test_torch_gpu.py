@@ -2,7 +2,6 @@
 
 import json
 import zipfile
-from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -11,33 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_jobs import DIMS, INPUTS, captured_program, random_x
+from engine_jobs import captured_program, random_x
 from gpu_marks import ON_GPU
+from torch_programs import build_recorded, build_request, expected, record_of, with_doubled_weights
 
-from buildsys.backends.interface import BuildRequest, DeviceTensor, EarlierBuild, load_backend
+from buildsys.backends.interface import BuildRequest, DeviceTensor, load_backend
 from buildsys.backends.measurement import GpuTiming
 from buildsys.errors import StageError
-from buildsys.manifest.schema.engines import engine_spec
 from buildsys.onnx_graphs.tensors import Tensor
-from buildsys.system.files import sha256_of
 
 # the compiler and CUDA graphs of PyTorch warn about PyTorch
 pytestmark = [*ON_GPU, pytest.mark.filterwarnings("ignore")]
 MODES = ("compile", "cuda_graph")
 backend = load_backend("torch")
-
-
-def request(folder: Path, source: Path, **fields: Any) -> BuildRequest:
-    folder.mkdir(exist_ok=True)
-    engine = {"name": "e", "backend": "torch", "tf32": False, **fields}
-    options = engine_spec("torch").model_validate(engine).model_dump()
-    inputs = {name: {**tensor, "dtype": "float32"} for name, tensor in INPUTS.items()}
-    return BuildRequest("m", Path(), folder / "engine.pt2", options, inputs, DIMS, program=source)
-
-
-def expected(source: Path, inputs: Mapping[str, Tensor]) -> np.ndarray:
-    result = torch.export.load(source).module()(torch.from_numpy(inputs["x"].array))
-    return (result[0] if isinstance(result, tuple) else result).detach().numpy()
 
 
 def captured_by_hand(folder: Path, network: torch.nn.Module) -> Path:
@@ -59,13 +44,9 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def built(
     tmp_path_factory: pytest.TempPathFactory, source: Path, request: pytest.FixtureRequest
 ) -> tuple[BuildRequest, dict[str, Any]]:
-    asked = globals()["request"](tmp_path_factory.mktemp("e"), source, mode=request.param)
+    asked = build_request(tmp_path_factory.mktemp("e"), source, mode=request.param, tf32=False)
     backend.prepare(asked.options)
-    figures = backend.build(asked)
-    digests = {path.name: {"sha256": sha256_of(path)} for path in asked.engine.parent.iterdir()}
-    origin = {"engine_sha256": "0", "started": "now", "build_seconds": 1, "files": digests}
-    (asked.engine.parent / "engine.json").write_text(json.dumps({**figures, **origin}))
-    return asked, figures
+    return asked, build_recorded(asked)
 
 
 @pytest.fixture
@@ -121,7 +102,7 @@ def test_sessions_in_flight_are_timed_by_both_clocks(session: Any) -> None:
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 @pytest.mark.parametrize("mode", MODES)
 def test_lower_precisions(mode: str, precision: str, source: Path, tmp_path: Path) -> None:
-    asked = request(tmp_path, source, mode=mode, precision=precision)
+    asked = build_request(tmp_path, source, mode=mode, precision=precision)
     figures = backend.build(asked)
     long = {"fp16": "float16", "bf16": "bfloat16"}[precision]
     assert figures["precision_shares"]["layers"] == {long: 1.0}
@@ -132,15 +113,9 @@ def test_lower_precisions(mode: str, precision: str, source: Path, tmp_path: Pat
 
 
 def test_new_weights_need_no_new_code(built: Any, source: Path, tmp_path: Path) -> None:
-    files = {"ports.json": ""}
-    program = torch.export.load(source, extra_files=files)
-    for parameter in program.parameters():
-        parameter.data *= 2
-    other = tmp_path / "other.pt2"
-    torch.export.save(program, other, extra_files=files)
-    earlier = EarlierBuild(built[0].engine, built[0].engine.parent / "engine.json")
-    mode = built[0].options["mode"]
-    asked = replace(request(tmp_path / "new", other, mode=mode), earlier=(earlier,))
+    other, mode = with_doubled_weights(source, tmp_path), built[0].options["mode"]
+    asked = build_request(tmp_path / "new", other, mode=mode, tf32=False)
+    asked = replace(asked, earlier=(record_of(built[0].engine),))
     assert ("refitted_from" in backend.build(asked)) == (mode == "compile")
     inputs = random_x(2)
     with closing(backend.load(asked.engine, asked.options)) as session:
@@ -178,6 +153,6 @@ def test_sizes_by_value_are_refused(mode: str, tmp_path: Path) -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x[x > 0]
 
-    asked = request(tmp_path, captured_by_hand(tmp_path, Positive()), mode=mode)
+    asked = build_request(tmp_path, captured_by_hand(tmp_path, Positive()), mode=mode)
     with pytest.raises(StageError, match=r"PyTorch cannot c(ompile|apture)"):
         backend.build(asked)

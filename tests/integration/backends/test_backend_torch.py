@@ -11,26 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_jobs import DIMS, INPUTS, captured_program, random_x
+from engine_jobs import captured_program, random_x
+from torch_programs import build_recorded, build_request, expected, record_of, with_doubled_weights
 
-from buildsys.backends.interface import BuildRequest, EarlierBuild, load_backend
+from buildsys.backends.interface import load_backend
 from buildsys.errors import StageError, Unavailable
-from buildsys.manifest.schema.engines import engine_spec
 from buildsys.onnx_graphs.tensors import Tensor
 from buildsys.system.backend_registry import Record
 from buildsys.system.compatibility import built_with, machine_reasons, this_machine
-from buildsys.system.files import sha256_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the compiler, on its own code
 backend = load_backend("torch")
-
-
-def request(folder: Path, source: Path, **fields: Any) -> BuildRequest:
-    folder.mkdir(exist_ok=True)
-    engine = {"name": "e", "backend": "torch", **fields}
-    options = engine_spec("torch").model_validate(engine).model_dump()
-    inputs = {name: {**tensor, "dtype": "float32"} for name, tensor in INPUTS.items()}
-    return BuildRequest("m", Path(), folder / "engine.pt2", options, inputs, DIMS, program=source)
 
 
 def outputs(engine: Path, inputs: dict[str, Tensor]) -> np.ndarray:
@@ -43,11 +34,6 @@ def outputs(engine: Path, inputs: dict[str, Tensor]) -> np.ndarray:
         session.close()
 
 
-def expected(source: Path, inputs: dict[str, Tensor]) -> np.ndarray:
-    result = torch.export.load(source).module()(torch.from_numpy(inputs["x"].array))
-    return (result[0] if isinstance(result, tuple) else result).detach().numpy()
-
-
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return captured_program(tmp_path_factory.mktemp("program"), "torch", "Small")
@@ -55,12 +41,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory, source: Path) -> tuple[Path, dict[str, Any]]:
-    asked = request(tmp_path_factory.mktemp("torch"), source)
-    figures = backend.build(asked)
-    digests = {path.name: {"sha256": sha256_of(path)} for path in asked.engine.parent.iterdir()}
-    origin = {"engine_sha256": "0", "started": "now", "build_seconds": 1, "files": digests}
-    (asked.engine.parent / "engine.json").write_text(json.dumps({**figures, **origin}))
-    return asked.engine, figures
+    asked = build_request(tmp_path_factory.mktemp("torch"), source)
+    return asked.engine, build_recorded(asked)
 
 
 @pytest.mark.parametrize("batch", [1, 2, 8])
@@ -97,14 +79,8 @@ def test_what_a_package_would_not_check_is_refused(built: Any) -> None:
 
 
 def test_new_weights_go_into_the_earlier_package(built: Any, source: Path, tmp_path: Path) -> None:
-    files = {"ports.json": ""}
-    program = torch.export.load(source, extra_files=files)
-    for parameter in program.parameters():
-        parameter.data *= 2
-    source = tmp_path / "other.pt2"
-    torch.export.save(program, source, extra_files=files)
-    earlier = EarlierBuild(built[0], built[0].parent / "engine.json")
-    asked = replace(request(tmp_path / "new", source), earlier=(earlier,))
+    source = with_doubled_weights(source, tmp_path)
+    asked = replace(build_request(tmp_path / "new", source), earlier=(record_of(built[0]),))
     figures = backend.build(asked)
     assert figures["refitted_from"]["started"] == "now"
     assert asked.engine.read_bytes() == built[0].read_bytes()
@@ -115,7 +91,7 @@ def test_new_weights_go_into_the_earlier_package(built: Any, source: Path, tmp_p
 
 
 def test_bfloat16_computes_in_bfloat16(source: Path, tmp_path: Path) -> None:
-    asked = request(tmp_path, source, precision="bf16")
+    asked = build_request(tmp_path, source, precision="bf16")
     figures = backend.build(asked)
     assert figures["precision_shares"]["layers"] == {"bfloat16": 1.0}
     inputs = random_x(3)
@@ -188,7 +164,7 @@ def test_networks_with_state_are_refused(change: Any, tmp_path: Path) -> None:
     source = tmp_path / "p.pt2"
     torch.export.save(program, source, extra_files={"ports.json": json.dumps(ports)})
     with pytest.raises(StageError, match="forward changes the buffer kept; an engine keeps no"):
-        backend.build(request(tmp_path, source))
+        backend.build(build_request(tmp_path, source))
 
 
 def test_without_a_compiler_an_engine_is_unavailable(
@@ -196,4 +172,4 @@ def test_without_a_compiler_an_engine_is_unavailable(
 ) -> None:
     monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("no-compiler",))
     with pytest.raises(Unavailable, match=r"needs a C\+\+ compiler, and there is none"):
-        backend.build(request(tmp_path, source))
+        backend.build(build_request(tmp_path, source))
