@@ -43,6 +43,7 @@ class Side:
         for target in targets:
             end = self.ends.get(target, {})
             status, reason = end.get("status", ""), end.get("reason", "").partition("\n")[0]
+            reason = reason.partition("; details: ")[0]  # files that are removed
             text = f"{target}: {reason or status or 'not built'}"
             if status == FAILED:
                 return status, text

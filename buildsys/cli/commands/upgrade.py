@@ -215,11 +215,12 @@ def _absolute(package: str) -> str:
 
 
 def _affected_lines(stale: Mapping[str, Any], count: int) -> Iterator[str]:
-    """Group the stale targets by their reasons."""
+    """Group the stale targets by their own reasons."""
     yield f"affected: {len(stale)} of {plural(count, 'target')}"
     groups: dict[str, list[str]] = defaultdict(list)
     for target, entry in stale.items():
-        groups["; ".join(entry["reasons"])].append(target)
+        text = "; ".join(entry["reasons"])
+        groups[UPSTREAM if text.startswith(UPSTREAM) else text].append(target)
     for reasons, targets in groups.items():
         yield f"  {first_names(targets, _MOST_TARGETS)}: {reasons}"
 
@@ -332,6 +333,6 @@ def _stale(session: BuildSession, targets: Sequence[str]) -> dict[str, Any]:
         reasons = [str(r) for r in state.reasons if r.kind not in _NOT_OF_THE_CHANGE]
         upstream = [name for name in session.actions[target].after if name in stale]
         if reasons or upstream:
-            causes = reasons or [f"upstream: {first_names(upstream, _MOST_TARGETS)}"]
+            causes = reasons or [f"{UPSTREAM}: {first_names(upstream, _MOST_TARGETS)}"]
             stale[target] = {"state": STALE if reasons else state.state, "reasons": causes}
     return stale
