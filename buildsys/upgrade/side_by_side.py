@@ -12,7 +12,6 @@ from typing import Any
 
 from buildsys.execution.key_parts import builder_versions
 from buildsys.execution.local_runs import hold_devices, stage_job
-from buildsys.history.statistics import LOOKS
 from buildsys.plan.action import RESULT, Action
 from buildsys.project.load import Project
 from buildsys.project.plan import plan_model
@@ -20,11 +19,12 @@ from buildsys.stages.table import GATE, target_of
 from buildsys.store.locks import Locks
 from buildsys.system.toolchains import Toolchain, locate_toolchain
 from buildsys.upgrade.sides import Side
-from buildsys.upgrade.verdicts import needs_all_rounds
+from buildsys.upgrade.verdicts import needs_more_rounds
 from buildsys.workers.job import Job
 from buildsys.workers.pool import WorkerPool
 
 MEMORY_TOLERANCE = 0.1
+_MORE_ROUNDS = 100  # narrow intervals to two thirds of a gate's
 _GOLDEN = ("case.", "samples", "sizes")  # roles of golden inputs and outputs, or their beginning
 
 
@@ -45,8 +45,8 @@ class SideBySide:
         """
         pace = {"tolerance": tolerance, "duration_s": duration_s}
         checks = self._measure(self._gate(model, engine, rounds=None, **pace))
-        if needs_all_rounds(checks, tolerance):
-            checks = self._measure(self._gate(model, engine, rounds=LOOKS[-1][0], **pace))
+        if needs_more_rounds(checks, tolerance):  # without the first ones, which chose this look
+            checks = self._measure(self._gate(model, engine, rounds=_MORE_ROUNDS, **pace))
         return checks
 
     def _measure(self, action: Action) -> dict[str, Mapping[str, Any]]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from buildsys.report import formatting as q
-from buildsys.report.result_files import PASSED, Result, parse, read_result
+from buildsys.report.result_files import NOISY, PASSED, Result, parse, read_result
 from buildsys.stages.engine.result import EngineResult
 from buildsys.stages.table import ENGINE, VERIFY, target_of
 from buildsys.stages.verify.result import VerifyResult
@@ -113,17 +113,16 @@ def compare_errors(change: EngineChange, first: float | None, second: float | No
         change.add(LESS_PRECISE, f"relative error {q.error(first)} → {q.error(second)}")
 
 
-def needs_all_rounds(checks: Mapping[str, Mapping[str, Any]], tolerance: float) -> bool:
-    """Tell if a gate has stopped before its rounds decide about the latency.
+def needs_more_rounds(checks: Mapping[str, Mapping[str, Any]], tolerance: float) -> bool:
+    """Tell if the rounds of a gate leave open what the latency is.
 
-    It stops once nothing is worse, though the rounds suggest an improvement, or the memory is.
+    They are too noisy, or stopped once nothing was worse though they suggest an improvement.
     """
     check, limit = checks.get("latency", {}), _least_gain(tolerance)
     if check.get("high") is None:
         return False
-    if check["status"] == "noisy":
-        return checks.get("memory", {}).get("status") == "failed"
-    return bool(check["status"] == PASSED and check["change"] < limit <= check["high"])
+    is_suspected = check["status"] == PASSED and check["change"] < limit <= check["high"]
+    return bool(check["status"] == NOISY or is_suspected)
 
 
 def _least_gain(tolerance: float) -> float:
@@ -146,7 +145,7 @@ def compare_timings(
         high = check["high"]
         if check["status"] == "failed":
             change.add(worse, check["text"])
-        elif check["status"] == "noisy" and noisy:
+        elif check["status"] == NOISY and noisy:
             change.add(noisy, check["text"])
         elif metric == "latency" and high is not None and high < _least_gain(tolerance):
             change.add(FASTER, check["text"])
