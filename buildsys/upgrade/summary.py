@@ -93,15 +93,21 @@ class Upgrade:
     def instructions(self, specs: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
         """Explain how the held engines keep the old versions: by a toolchain, if they can."""
         yield from (f"{engine.name}: {', '.join(engine.verdicts)}" for engine in self.held)
-        for name, (old, _) in self.versions.items() if self.packages else ():
+        olds = {name: old for name, (old, _) in self.versions.items() if old and self.packages}
+        others = [e.name for e in self.held if not any(_needs(specs[e.name], n) for n in olds)]
+        if others and olds:
+            pins = " ".join(f"{name}=={old}" for name, old in olds.items())
+            names = q.first_names(others, 3)
+            yield f"{names}: keep {pins} for the project, as no toolchain exports or validates"
+        for name, old in olds.items():
             own = [engine for engine in self.held if _needs(specs[engine.name], name)]
             chain = f"{name}-{old}"
             python = f".toolchains/{chain}/bin/python"
-            if own and old:
+            if own:
                 yield f"$ python -m venv .toolchains/{chain}"
                 yield f"$ {python} -m pip install numpy {name}=={old}"
                 yield f"configs/project.yaml: toolchains: {{{chain}: {{python: {python}}}}}"
-            for engine in own if old else ():
+            for engine in own:
                 kept = specs[engine.name].get("toolchain")
                 text = f"toolchain: {chain}" if not kept else f"another toolchain than {kept}"
                 yield f"{engine.model}, engine {engine.engine}: {text}"
