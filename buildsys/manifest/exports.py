@@ -1,4 +1,4 @@
-"""Exports that a build tries after a failure, and `buildsys new` for a new model."""
+"""Changes of a manifest that a build tries after a failure, and `buildsys new` for a new model."""
 
 from typing import Any
 
@@ -17,5 +17,6 @@ OTHER_EXPORTS = (
     export_change(exporter="dynamo", opset=23),
     export_change(exporter="torchscript", opset=20),
 )
+KEEP_GRAPH = ("simplify: {tool: none}",)
 # of new models: first the usual opsets
 NEW_EXPORTS = (_DYNAMO, export_change(exporter="torchscript", opset=17), *OTHER_EXPORTS[1:])

@@ -1,5 +1,6 @@
 """The folder that reproduces a failure, without buildsys where its library has a script."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -24,19 +25,24 @@ def run():
     results = model(inputs)
     return {port.get_any_name(): results[port] for port in model.outputs}""",
     "tensorrt": """\
-import subprocess  # without values: trtexec --onnx=model.onnx
-
-def load_data():  # called by polygraphy
-    yield inputs
+# needs `pip install polygraphy`; without values: trtexec --onnx=model.onnx
+IS_RTX = ENGINE["backend"] == "tensorrt_rtx"
+os.environ["POLYGRAPHY_USE_TENSORRT_RTX"] = str(int(IS_RTX))
+from polygraphy.backend.trt import CreateConfig, EngineFromNetwork, NetworkFromOnnxPath, TrtRunner
 
 def run():
-    precision = [f"--{ENGINE['precision']}"] if ENGINE["precision"] != "fp32" else []
-    command = ["polygraphy", "run", "model.onnx", "--trt", *precision, "--save-outputs", "trt.json"]
-    subprocess.run([*command, "--data-loader-script", "repro.py:load_data"], check=True)
-    from polygraphy.json import load_json
-
-    ((_, iterations),) = load_json("trt.json").items()
-    return dict(iterations[0])""",
+    options = {"builder_optimization_level": ENGINE["builder_optimization_level"]}
+    if IS_RTX:
+        from polygraphy.backend.tensorrt_rtx import CreateConfigRTX as make_config
+    else:
+        make_config, options["tf32"] = CreateConfig, ENGINE["tf32"]
+        if ENGINE["typing"] == "weak" and ENGINE["precision"] != "fp32":
+            options[ENGINE["precision"]] = True
+    # otherwise the types are the graph's
+    typing = {"strongly_typed": True} if ENGINE.get("typing") == "strong" else {}
+    network = NetworkFromOnnxPath("model.onnx", **typing)
+    with TrtRunner(EngineFromNetwork(network, make_config(**options))) as runner:
+        return {name: np.asarray(value) for name, value in runner.infer(inputs).items()}""",
     "": """\
 from pathlib import Path
 from buildsys.backends.interface import BuildRequest, load_backend
@@ -135,10 +141,15 @@ def private_contents(reduced: Reduced) -> str:
     return f"The {' and '.join(own)} are the model's: with random ones it does not fail."
 
 
-def is_reproduced(folder: Path, failure: Mapping[str, Any]) -> bool:
+def is_reproduced(
+    folder: Path,
+    failure: Mapping[str, Any],
+    environment: Mapping[str, str] = os.environ,
+    python: str = sys.executable,
+) -> bool:
     """Run ``repro.py``, and check that it fails in the same way."""
-    script = [sys.executable, str(folder / "repro.py")]
-    done = subprocess.run(script, capture_output=True, text=True, check=False)
+    script = [python, str(folder / "repro.py")]
+    done = subprocess.run(script, env=environment, capture_output=True, text=True, check=False)
     has_raised = "Traceback" in done.stderr
     if failure["kind"] == WRONG:
         return done.returncode == 1 and not has_raised

@@ -1,36 +1,20 @@
-"""One trial of `buildsys reduce`: build and run a part of an engine's graph.
-
-``nodes`` of the options number nodes of the graph, None are all: then the golden outputs are
-expected. Those of a part are computed by ONNX Runtime without optimizations, with which
-conversions to a low precision have been checked. The part is written next to the result.
-"""
+"""The second half of a trial of `buildsys reduce`: the engine of a part, in its interpreter."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from buildsys.backends.interface import BuildRequest, GraphRefusedError, load_backend
 from buildsys.errors import StageError, Unavailable
-from buildsys.onnx_graphs.onnx_file import save_model
-from buildsys.onnx_graphs.tensors import Case, load_case, save_tensors
-from buildsys.reduce.parts import (
-    Tensors,
-    borders,
-    draw_weights,
-    drawn_inputs,
-    own_weights,
-    part_of,
-    values_of,
-)
+from buildsys.onnx_graphs.tensors import Case, Tensor, load_tensors
 from buildsys.reduce.search import FACTS, WRONG
+from buildsys.stages.common.difference_hints import wide_integer_hint
 from buildsys.stages.common.golden_check import (
     OutputRules,
     compare_case,
-    golden_limits,
     output_rules,
     wrong_outputs,
 )
-from buildsys.stages.common.node_patterns import load_named_model
 from buildsys.stages.common.remedies import explain_refusal
 from buildsys.stages.operators.implementation import implementation_of
 from buildsys.workers.job import Job, StageResult
@@ -39,33 +23,10 @@ RAISED = "error"  # while building or running
 
 
 def run(job: Job) -> StageResult:
-    """Try a part. Raises: StageError: it cannot be made. Unavailable: the backend is missing."""
-    folder, golden = job.outputs["result"].parent, load_case(job.inputs["case"])
-    model, numbers = load_named_model(job.inputs["model"]), job.options["nodes"]
-    inputs, expected, rules = golden.inputs, golden.outputs, output_rules(job)
-    if numbers is not None:
-        read, computed = borders(model, numbers)
-        values, rules = values_of(job, model, {*read, *computed}, golden.inputs), OutputRules()
-        inputs, expected = ({n: values[n] for n in names} for names in (read, computed))
-    part, inputs = part_of(
-        model, range(len(model.graph.node)) if numbers is None else numbers, inputs, expected
-    )
-    if "weights" in job.options["random"]:
-        draw_weights(part)
-    if "inputs" in job.options["random"]:
-        inputs = drawn_inputs(inputs)
-    if job.options["random"]:
-        expected = values_of(job, part, list(expected), inputs)
-    limits = golden_limits(job, {"": golden}, job.options["engine"]["precision"])
-    facts: dict[str, Any] = {
-        "nodes": [[node.name, node.op_type] for node in part.graph.node],
-        "weights": [tensor.name for tensor in own_weights(part)],
-        "limits": limits,
-    }
-    (folder / FACTS).write_text(json.dumps(facts), encoding="utf-8")
-    save_tensors(folder / "inputs.npz", inputs)
-    save_tensors(folder / "expected.npz", expected)
-    save_model(part, folder / "model.onnx")
+    """Build and run the part that was cut. Raises: Unavailable: the backend is missing."""
+    folder, is_whole = job.outputs["result"].parent, job.options["nodes"] is None
+    facts = json.loads((folder / FACTS).read_bytes())
+    inputs, expected = (load_tensors(folder / f"{name}.npz") for name in ("inputs", "expected"))
     try:
         actual = _engine_outputs(job, folder, inputs)
     except Unavailable:
@@ -75,16 +36,20 @@ def run(job: Job) -> StageResult:
         failure = {"kind": RAISED, "text": error.problem, "hint": error.hint}
         operators = sorted({node.operator for node in nodes} - {""})
         return StageResult(figures={**facts, "failure": {**failure, "operators": operators}})
-    compared = compare_case(Case(inputs, expected), actual, limits, rules)
-    texts = [
-        f"{name}: {comparison.sentence('the engine', 'the reference')}"
+    rules = output_rules(job) if is_whole else OutputRules()
+    compared = compare_case(Case(inputs, expected), actual, facts["limits"], rules)
+    failures = [
+        {
+            "kind": WRONG,
+            "text": f"{name}: {comparison.sentence('the engine', 'the reference')}",
+            "hint": wide_integer_hint(job.options["engine"]["backend"], [comparison]),
+        }
         for name, comparison in wrong_outputs(compared).items()
     ]
-    wrong = {"kind": WRONG, "text": texts[0], "hint": ""} if texts else None
-    return StageResult(figures={**facts, "failure": wrong})
+    return StageResult(figures={**facts, "failure": failures[0] if failures else None})
 
 
-def _engine_outputs(job: Job, folder: Path, inputs: Tensors) -> Tensors:
+def _engine_outputs(job: Job, folder: Path, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """Build and run an engine of the part. Raises: StageError."""
     options = job.options["engine"]
     backend = load_backend(options["backend"], job.toolchain, options.get("unusable", ""))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from buildsys.onnx_graphs.agreement import ComparedCase
 from buildsys.onnx_graphs.tensor_comparison import Comparison
+from buildsys.system.backend_registry import describe_backend
 
 STABLE_HINT = (
     "choose inputs.NAME.data, thresholds or weights that give stable outputs, such as distinct"
@@ -23,6 +24,7 @@ _VALUE_HINT = (
 _MOST_EQUAL = {"policy": "tokens", "agreement": 0.99}
 _STEPS = {"policy": "elementwise", "rtol": 0, "atol": 1}
 _MOST_DECIDED = 0.05  # of the integers, by rounding or equal scores
+_LARGEST_INT32 = 2**31 - 1
 _SMALL_ERROR = 1e-2  # above it is no rounding
 
 
@@ -45,6 +47,20 @@ def integer_hint(output: str, compared: Mapping[str, Comparison]) -> str:
     # a manifest has all outputs or none
     declared = {name: {"compare": policy} if name == output else {} for name in compared}
     return f"if {text}: outputs: {json.dumps(declared)} (not tried)"
+
+
+def wide_integer_hint(backend: str, wrong: Iterable[Comparison], *, is_wide: bool = False) -> str:
+    """Explain integers that a backend narrows to 32 bits, "" if it does not."""
+    description = describe_backend(backend)
+    values = [c.worst_expected for c in wrong if isinstance(c.worst_expected, int)]
+    if not description.narrow_integers:
+        return ""
+    if not (is_wide or any(abs(value) > _LARGEST_INT32 for value in values)):
+        return ""
+    return (
+        f"{description.title} computes int64 in 32 bits: declare the range of the integers"
+        " in inputs.NAME.data (random: integers, high: N), or use another backend"
+    )
 
 
 def difference_hint(case: ComparedCase, output: str, branches: list[str]) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from buildsys.errors import CheckFailed, StageError
-from buildsys.manifest.exports import OTHER_EXPORTS
+from buildsys.manifest.exports import KEEP_GRAPH, OTHER_EXPORTS
 from buildsys.onnx_graphs.onnx_file import (
     check_file,
     copy_model,
@@ -29,7 +29,7 @@ from buildsys.stages.common.graph_runs import (
 )
 from buildsys.stages.operators.implementation import implementation_of
 from buildsys.stages.simplify.result import SimplifyResult
-from buildsys.stages.simplify.tools import KEEP_GRAPH, simplify_by_onnxsim, simplify_by_onnxslim
+from buildsys.stages.simplify.tools import simplify_by_onnxsim, simplify_by_onnxslim
 from buildsys.workers.job import Job, StageResult
 
 Tool = Callable[[Path, Path, Mapping[str, Any], bool], None]

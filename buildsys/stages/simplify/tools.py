@@ -13,6 +13,7 @@ from onnx import GraphProto, ModelProto, TensorProto, helper
 from onnx.external_data_helper import load_external_data_for_model
 
 from buildsys.errors import StageError, Unavailable
+from buildsys.manifest.exports import KEEP_GRAPH
 from buildsys.onnx_graphs.onnx_file import (
     all_nodes,
     data_path,
@@ -27,7 +28,6 @@ from buildsys.onnx_graphs.quantizers import QUANTIZE_PAIR
 from buildsys.onnx_graphs.tensor_types import FreshNames
 from buildsys.stages.common.node_patterns import matching_names
 
-KEEP_GRAPH = ("simplify: {tool: none}",)  # a change of the manifest
 _MAX_THRESHOLD = 2**31 - 10000  # onnxsim refuses larger ones
 
 

@@ -22,6 +22,7 @@ from buildsys.stages.common.difference_hints import (
     UNINFORMATIVE,
     integer_hint,
     uninformative_changes,
+    wide_integer_hint,
 )
 from buildsys.stages.common.golden_check import (
     and_more,
@@ -46,7 +47,6 @@ Shape = Sequence[int]
 Ranges = Mapping[str, Mapping[str, Shape]]  # input -> {"min": shape, "opt": shape, "max": shape}
 # The largest change by TF32 seen, on kernels that truncate float32 instead of rounding it, was 0.11
 # of the largest output (efficientnet_b0).
-_LARGEST_INT32 = 2**31 - 1
 _MAX_TF32_ERROR = 0.15
 _MOST_NAMED = 4
 
@@ -355,12 +355,9 @@ class Verification:
         places = [(name, outputs) for name, outputs in places if not outputs[name].passed]
         wrong = [outputs[name] for name, outputs in places]
         integers = [c.worst_expected for c in wrong if isinstance(c.worst_expected, int)]
-        is_wide = any(abs(integer) > _LARGEST_INT32 for integer in integers)
-        if description.narrow_integers and (is_wide or self._wrong_cases() == {"wide-integers"}):
-            return (
-                f"{description.title} computes int64 in 32 bits: declare the range of the integers"
-                " in inputs.NAME.data (random: integers, high: N), or use another backend"
-            )
+        is_wide = self._wrong_cases() == {"wide-integers"}
+        if text := wide_integer_hint(self._options["backend"], wrong, is_wide=is_wide):
+            return text
         disagrees = any(a.problem(self._limits) for a in self._agreements.values())
         if (wrong or disagrees) and self._options["precision"] != "fp32":
             hints = [self._precision_hint()]

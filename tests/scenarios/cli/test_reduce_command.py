@@ -1,11 +1,13 @@
-"""``buildsys reduce`` with a library that crashes, and engines without a failure."""
+"""``buildsys reduce`` with a library that crashes, a toolchain, and engines without a failure."""
 
 import json
 import os
 
 import backend_package
 import onnx
+import pytest
 from project_folder import finish
+from python_environments import Environment
 from ready_project import ReadyProject
 
 ABORT = """
@@ -52,3 +54,41 @@ def test_a_crash_is_reduced_in_processes_of_its_own(ready: ReadyProject) -> None
     assert (right.code, right.out) == (1, "")
     assert "the graph builds and is right in every case" in right.err
     assert not (ready.root / "right").exists()
+
+
+NARROW = """<ir_version: 8, opset_import: ["": 17]>
+g (float[batch,8] x) => (int64[batch,8] y) <float big = {1e5}, int64 prime = {65537}> {
+    scaled = Mul(x, big)
+    whole = Cast <to = 7> (scaled)
+    y = Mul(whole, prime)
+}"""
+MANIFEST = """
+model: narrow
+source: {onnx: networks/narrow.onnx}
+inputs: {x: {shape: [batch, 8]}}
+outputs: {y: {shape: [batch, 8]}}
+dims: {batch: {min: 1, opt: 2, max: 4}}
+engines: [{backend: openvino, name: ov, toolchain: other}]
+"""
+
+
+def test_a_fault_of_a_toolchain_is_reduced_in_it_and_a_cure_is_tried(ready: ReadyProject) -> None:
+    pytest.importorskip("openvino", reason="pip install 'buildsys[openvino]'")
+    root = ready.root
+    other = Environment(root / "envs/other", "numpy", "openvino")
+    other.relabel("openvino", "2024.1.0")
+    onnx.save(onnx.parser.parse_model(NARROW), root / "networks/narrow.onnx")
+    (root / "configs/models/narrow.yaml").write_text(MANIFEST)
+    (root / "configs/project.yaml").write_text(
+        "toolchains: {other: {python: envs/other/bin/python}}"
+    )
+    ready.environment["BUILDSYS_TRIALS"] = "1"
+    assert ready.doit("simplify:narrow", "reference:narrow").code == 0
+    document = json.loads(ready.buildsys("reduce", "narrow:ov", "--out", "case", "--json").out)
+    assert [operator for _, operator in document["nodes"]] == ["Mul"]
+    assert document["is_reproduced"]
+    tried, hint = document["cures"]
+    change = "engines: [{backend: onnxruntime, name: ov, precision: fp32}]"
+    assert tried == f"{change} (tried: it leads to a verified engine)"
+    assert hint.startswith("OpenVINO computes int64 in 32 bits")
+    assert "openvino 2024.1.0" in (root / "case/README.md").read_text()
