@@ -15,6 +15,7 @@ from buildsys.bisect.differences import (
     mix_files,
     with_fields,
 )
+from buildsys.bisect.libraries import with_libraries
 from buildsys.bisect.search import GOOD, Answer, Cause, CauseSearch, find_boundary
 from buildsys.errors import BuildsysError, CheckFailed, UsageError
 from buildsys.execution.stale_reasons import StaleReason
@@ -64,9 +65,12 @@ class Bisection:
         UsageError: the good or the bad build does not have the figure.
         """
         first, last = self._end(good, "good"), self._end(bad, "bad")
-        self.inseparable = environment_differences(
+        differing = environment_differences(
             good.recorded or first.parts, bad.recorded or last.parts
         )
+        self.inseparable = differing
+        first = self._separate(first, good, differing, "good")
+        last = self._separate(last, bad, differing, "bad")
         judge = Judge(self.builder, self.figure, first)
         try:
             whole, text = judge.calibrate(last)
@@ -102,6 +106,17 @@ class Bisection:
             raise UsageError(problem, "name another build")
         return build
 
+    def _separate(
+        self, build: StateBuild, point: Point, differing: Sequence[StaleReason], name: str
+    ) -> StateBuild:
+        """Build an end again with the libraries that it was recorded with."""
+        folder = self.backup.with_name(f"libraries-{name}")
+        state, separated = with_libraries(build, point.recorded or {}, differing, folder)
+        if not separated:
+            return build
+        self.inseparable = [reason for reason in self.inseparable if reason not in separated]
+        return self._end(point._replace(open=lambda: state), name)
+
     def _add(self, state: str, build: StateBuild, answer: Answer, text: str) -> Answer:
         self.steps.append(Step(state, *answer, text, build.restored, build.built))
         self.report(self.steps[-1])
@@ -110,7 +125,12 @@ class Bisection:
     def _search(self, judge: Judge, good: StateBuild, bad: StateBuild, whole: Answer) -> Cause:
         """Search among the fields and files in which two builds differ."""
         roots = good.state.project.root, bad.state.project.root
-        manifests = good.state.model.data, bad.state.model.data
+        manifests = [dict(build.state.model.data) for build in (good, bad)]
+        toolchains = [manifest.get("toolchains", {}) for manifest in manifests]
+        for build, manifest, others in zip((good, bad), manifests, toolchains[::-1], strict=True):
+            # an engine may then use those of the other side
+            manifest["toolchains"] = {**others, **manifest.get("toolchains", {})}
+            build.state = build.state.with_manifest(manifest)
         files = file_differences(good.parts, bad.parts, roots)
         fields = field_differences(*manifests)
         self.differences = [f for f in fields if self._has_effect(f, good, bad)] + files

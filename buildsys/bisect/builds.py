@@ -6,7 +6,7 @@ import json
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +24,7 @@ from buildsys.project.plan import ProjectPlan
 from buildsys.report.formatting import change, error, size
 from buildsys.stages.table import ENGINE, EVALUATE, GATE, VERIFY, target_of
 from buildsys.store.ledger import FAILED, PASSED
+from buildsys.system.toolchains import Toolchain
 
 LATENCY = "latency"
 FIGURES = {  # stage, name in its figures, and how to write it
@@ -143,24 +144,24 @@ class StateBuilder:
     ) -> Mapping[str, Any]:
         """Let a gate measure both engines in turns; return its check."""
         (*_, action), (*_, baseline) = other.actions.values(), good.actions.values()
-        options = {
-            **action.options,
-            "gates": {LATENCY: {"tolerance": tolerance, "limit": None}},
-            "baseline": {"name": "the good build", "engine": baseline.options["engine"]},
-        }
+        gates = {LATENCY: {"tolerance": tolerance, "limit": None}}
         folder, project = other.folder, other.state.project
         result, name = folder / "gate.json", f"bisect {action.target}"
         result.unlink(missing_ok=True)
-        measured = replace(action, options=options, baseline=None)
+        measured = replace(action, options={**action.options, "gates": gates})
         with hold_devices(self._here.locks, action, name) as held:
             places = project.root, folder / "build", {RESULT: result}
             job = stage_job(measured, *places, code=project.code)
+            before = stage_job(baseline, project.root, good.folder / "build", {})
             earlier = {
                 f"baseline.{role}": path
-                for role, ref in baseline.inputs.items()
-                if role.startswith("engine") and (path := good.folder / "build" / ref.path).exists()
+                for role, path in before.inputs.items()
+                if role.startswith("engine")
             }
-            job = replace(job, inputs={**job.inputs, **earlier}, **held)
+            toolchain = before.toolchain or Toolchain("default", Path(sys.executable), {})
+            facts = {"description": "the good build", "options": baseline.options["engine"]}
+            facts["toolchain"] = asdict(toolchain)
+            job = replace(job, inputs={**job.inputs, **earlier}, baseline=facts, **held)
             reply = self._here.pool.run(job, log=folder / "gate.log")
         content: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
         if "checks" not in content:

@@ -137,11 +137,12 @@ class _Ends:
                 raise UsageError(problem, "name a commit, or --bad now")
             if places[0] not in alike:
                 copy_file(alike[0], places[0])
-        state = State(there, self._model).with_manifest(self._history.manifest(build))
-        if not state.model.data:
+        manifest = self._history.manifest(build)
+        if not manifest:
             problem = f"the manifest of build {build.short_id} is not recorded"
             raise UsageError(problem, "name another")
-        return state
+        manifest = {"toolchains": self._model.data.get("toolchains", {}), **manifest}
+        return State(there, self._model).with_manifest(manifest)
 
     def between(self, good: Point, bad: Point) -> list[Point]:
         """List the commits after ``good`` and before ``bad``, oldest first."""

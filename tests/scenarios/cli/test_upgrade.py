@@ -11,8 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import pytest
 from documents import check_document
 from onnx import TensorProto, helper, numpy_helper
+
+from buildsys.upgrade.shadow import make_shadow
 
 INSTALLED = metadata.version("onnxruntime")
 VERSION = "99.0+planted"
@@ -131,3 +134,36 @@ def test_a_wrong_model_is_held_back_and_the_other_one_is_not(
     after = files_of(project)
     assert {n for n in after if after[n] != before.get(n)} == written  # nothing in build/
     assert not (project / ".buildsys/upgrade").exists()
+
+
+@pytest.mark.skipif(
+    os.environ.get("BUILDSYS_LONG_TESTS", "0") in ("", "0"),
+    reason="builds in two environments for 20 s; run with BUILDSYS_LONG_TESTS=1",
+)
+def test_bisect_separates_a_library_from_other_changes_by_a_toolchain(tmp_path: Path) -> None:
+    project, manifest = tmp_path / "project", "configs/models/wrong.yaml"
+    add_model(project, "wrong")
+    (project / "buildsys.toml").touch()
+    make_wheel(tmp_path)
+    environment = {**os.environ, "PIP_NO_INDEX": "1", "BUILDSYS_WORKER_IDLE": "0"}
+    environment["PIP_FIND_LINKS"] = str(tmp_path)
+
+    def buildsys(python: str | Path, *words: str) -> str:
+        command = [str(python), "-m", "buildsys", *words]
+        return subprocess.run(
+            command, cwd=project, env=environment, check=True, capture_output=True, text=True
+        ).stdout
+
+    buildsys(sys.executable, "build", "verify:wrong:ort")
+    text = (project / manifest).read_text()
+    (project / manifest).write_text(text.replace('"max": 2', '"max": 4'))
+    package = f"onnxruntime=={VERSION}"
+    shadow = make_shadow(tmp_path / "shadow", None, [package], [str(tmp_path)])
+    buildsys(shadow.python, "build", "verify:wrong:ort")
+    ends = ("--figure", "error", "--good", "previous", "--bad", "last", "--json")
+    document = json.loads(buildsys(sys.executable, "bisect", "wrong:ort", *ends))
+    ((cause,),) = document["cause"]
+    assert cause["text"] == f'engine.toolchain: null → "{package}"'
+    assert (document["bad_alone"], document["good_without"]) == (True, True)
+    assert len(document["differences"]) == 2
+    assert not [each for each in document["not_separable"] if each["subject"] == "onnxruntime"]
