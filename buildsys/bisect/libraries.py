@@ -8,7 +8,9 @@ from buildsys.bisect.builds import State, StateBuild
 from buildsys.bisect.differences import Parts
 from buildsys.errors import BuildsysError
 from buildsys.execution.stale_reasons import StaleReason
+from buildsys.report.formatting import fold
 from buildsys.stages.table import ENGINE
+from buildsys.store.state_db import warn_on_stderr
 from buildsys.system.toolchains import locate_toolchain
 from buildsys.upgrade.shadow import make_shadow
 from buildsys.workers.registry import IDLE_VARIABLE
@@ -34,9 +36,11 @@ def with_libraries(
         return state, nothing
     project, manifest, name = state.project, state.model.data, ", ".join(packages)
     toolchain = action.toolchain and locate_toolchain(*action.toolchain, project.root, os.environ)
+    warn_on_stderr(f"{name} is installed into a temporary environment")
     try:
         shadow = make_shadow(folder, toolchain, packages, ())
-    except BuildsysError:
+    except BuildsysError as error:
+        warn_on_stderr(f"{name} cannot be had: {fold(str(error))[0]}")
         return state, nothing
     os.environ[IDLE_VARIABLE] = "0"  # no server outlives the shadow
     place = {"python": str(shadow.python), "env": toolchain.env if toolchain else {}}

@@ -143,7 +143,8 @@ def _changes(session: BuildSession, verify: Action, reduced: Reduced) -> Iterato
     backend, precision = options["backend"], options["precision"]
     if precision == "fp32":
         if remedy := describe_backend(backend).exact_float32(options):
-            yield f"engines: [{{backend: {backend}, name: {name}, {remedy}}}]"
+            place = f", toolchain: {verify.toolchain.name}" if verify.toolchain else ""
+            yield f"engines: [{{backend: {backend}, name: {name}, {remedy}{place}}}]"
         yield from (*KEEP_GRAPH, *OTHER_EXPORTS)
     else:
         section = "convert" if precision in ("fp16", "bf16") else "quantize"

@@ -105,7 +105,6 @@ def test_pruned_weights_lower_the_accuracy_and_the_shared_cache_has_both_builds(
     (root / manifest).write_text(DIGITS)
     (root / "configs/project.yaml").write_text("cache: {remote: data/shared, mode: read-write}\n")
     git(root, "init", "-q")
-    (root / ".git/info/exclude").write_text("calls\n")
     commit(root, "first")
     assert ready.doit("evaluate:digits:ort").code == 0
     weights[:64:3] = 0
@@ -123,9 +122,8 @@ def test_pruned_weights_lower_the_accuracy_and_the_shared_cache_has_both_builds(
     assert (good["built"], bad["built"]) == (0, 0)
     assert sum(step["built"] for step in others) > 0
     assert {*(root / "data/shared").rglob("*")} == shared
-    accuracies = [float(step["text"].removeprefix("accuracy ")) for step in (good, bad)]
-    assert accuracies[0] > 0.85
-    assert accuracies[1] < 0.7
+    before, after = (float(step["text"].removeprefix("accuracy ")) for step in (good, bad))
+    assert before > after + 0.2
 
 
 @pytest.mark.skipif(
