@@ -4,6 +4,10 @@ The server is a process with a thread per connection around ``load_engine``; a c
 process sends requests at random times over 127.0.0.1, with whole inputs and outputs. Both sides
 search for the largest rate whose 99th percentile is within the same limit, a multiple of the median
 latency. An engine needs ``--instances`` times ``--threads`` processors, and the sockets a few more.
+
+Both sides have the same arrivals in proportion. With others, two equal queues differ as well: in a
+simulation of 4 instances with the times of this script by 9 % on average, and by 0.2 % with the
+same.
 """
 
 import argparse
@@ -256,7 +260,7 @@ def socket_capacity(
     limit_ms: float,
     seconds: float,
 ) -> tuple[Capacity, Any]:
-    """Search for the capacity of the server with requests at other random times."""
+    """Search for the capacity of the server."""
     with load_engine(folder) as engine:
         request = b"".join(array.tobytes() for array in random_inputs(engine).values())
     own = threading.local()
@@ -273,7 +277,7 @@ def socket_capacity(
 
     load = OpenLoop(call, connections, limit_ms)
     load.saturate(0.3)
-    points, _ = explore(lambda rate: load.measure(rate, seconds, seed=1), rates, limit_ms)
+    points, _ = explore(lambda rate: load.measure(rate, seconds), rates, limit_ms)
     load.close()
     return find_capacity(points, limit_ms), points
 
