@@ -15,7 +15,12 @@ from buildsys.backends.declared_ports import check_inputs, ports_of
 from buildsys.backends.interface import Allocate, DeviceTensor, Figures, Profiles, Run
 from buildsys.backends.layer_figures import profiled_runs, slowest
 from buildsys.backends.measurement import ENGINE, Contender, GpuContender, GpuTiming, Slot
-from buildsys.backends.torch.gpu_programs import GpuProgram, compiler_cache, float32_arithmetic
+from buildsys.backends.torch.gpu_programs import (
+    GpuProgram,
+    compiler_cache,
+    float32_arithmetic,
+    own_workspaces,
+)
 from buildsys.onnx_graphs.tensors import Tensor
 
 _MOST_GRAPHS = 16  # shapes whose graphs are kept, of those used last
@@ -192,8 +197,11 @@ class CudaGraphSession:
                 self._program(inputs)
             torch.cuda.synchronize()
             graph: Any = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(
-                graph, self._memory, self._stream, capture_error_mode="thread_local"
+            with (
+                own_workspaces(),
+                torch.cuda.graph(
+                    graph, self._memory, self._stream, capture_error_mode="thread_local"
+                ),
             ):
                 outputs = self._program(inputs)
         self._graphs[shapes] = _ShapeGraph(inputs, outputs, graph)

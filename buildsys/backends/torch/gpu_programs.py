@@ -71,6 +71,19 @@ def _quiet() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def own_workspaces() -> Iterator[None]:
+    """Let a graph that is captured meanwhile have workspaces of cuBLAS in its own memory.
+
+    Those of a stream are shared otherwise, and freed by torch.compile when it captures its own.
+    """
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
+
+
 def capability() -> str:
     """Return the compute capability of the first GPU. Raises: Unavailable: there is none."""
     if not torch.cuda.is_available():

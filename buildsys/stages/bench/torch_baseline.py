@@ -14,7 +14,7 @@ import torch
 
 from buildsys.backends.cuda_device import Device, Stream
 from buildsys.backends.measurement import Contender, GpuContender, GpuTiming, LocalCall, Slot
-from buildsys.backends.torch.gpu_programs import float32_arithmetic
+from buildsys.backends.torch.gpu_programs import float32_arithmetic, own_workspaces
 from buildsys.errors import Unavailable
 from buildsys.models.torch_model import make_network, to_torch
 from buildsys.models.user_code import first_line
@@ -117,7 +117,7 @@ class TorchNetwork:
             for _ in range(_WARM_UP_CALLS):
                 call()
             torch.cuda.synchronize()
-            with torch.cuda.graph(graph, stream=self._stream):
+            with own_workspaces(), torch.cuda.graph(graph, stream=self._stream):
                 result = call()
         except RuntimeError as error:
             reason = f"PyTorch cannot capture the network as a CUDA graph: {first_line(error)}"

@@ -4,6 +4,7 @@ import json
 import zipfile
 from contextlib import closing
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,34 @@ def test_sessions_in_flight_are_timed_by_both_clocks(session: Any) -> None:
     assert min(samples.gpu_ns) > 0
     layers = session.kernel_times(random_x(2))
     assert sum(layer["share"] for layer in layers) == pytest.approx(1, abs=0.01)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_graph_keeps_its_workspaces(mode: str, tmp_path: Path) -> None:
+    """torch.compile frees the workspaces of cuBLAS when it captures graphs of its own."""
+
+    class Products(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            sizes = [8, 4096, 64, 4096, 8]  # long sums are split, with partial sums in workspaces
+            layers = [torch.nn.Linear(*pair) for pair in pairwise(sizes)]
+            self.layers = torch.nn.Sequential(*layers)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layers(x)
+
+    source = captured_by_hand(tmp_path, Products())
+    asked = build_request(tmp_path / "e", source, mode=mode, precision="fp16")
+    backend.build(asked)
+    inputs = random_x(4)
+    with closing(backend.load(asked.engine, asked.options)) as session:
+        (before,) = session.run(inputs).values()
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
+        others = [torch.full((2**26,), float("nan"), device="cuda") for _ in range(4)]
+        (after,) = session.run(inputs).values()
+    del others
+    np.testing.assert_array_equal(before.array, after.array)
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
