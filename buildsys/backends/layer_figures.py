@@ -11,13 +11,14 @@ DTYPE_OF_PRECISION = {
     "fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "int8", "fp8": "float8e4m3fn",
     "int4": "int4",
 }  # fmt: skip
+IMAGE_NODES = "preprocess/"  # begins the names of nodes that prepare images
 _SLOWEST = 20  # layers in a result file
 _MOST_PROFILED_RUNS, _PROFILE_S = 20, 0.5
 
 
 def is_preprocessing(names: Iterable[str]) -> bool:
     """Check for nodes that prepare images, which do not count for an engine's precision."""
-    return any(name.startswith("preprocess/") for name in names)
+    return any(name.startswith(IMAGE_NODES) for name in names)
 
 
 def shares(amounts: Mapping[str, float]) -> dict[str, float]:

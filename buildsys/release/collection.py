@@ -9,13 +9,13 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime, timezone
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from buildsys.deploy.versions import DOCUMENT, PROVENANCE
 from buildsys.errors import EngineError, StageError
 from buildsys.release.channels import Pointer, earlier_release, read_history
 from buildsys.release.documents import NAME
-from buildsys.release.index import Index, index_name, read_index
+from buildsys.release.index import Index, index_name, load_index
 from buildsys.store.remote_folder import RemoteFolder
 from buildsys.system.signatures import TrustedKeys
 
@@ -61,7 +61,7 @@ def list_releases(folder: RemoteFolder, keys: TrustedKeys | None) -> Listing:
         name = file.removesuffix(".json")
         if file.endswith(".json") and NAME.fullmatch(name):
             try:
-                releases.append(_read_index(folder, index_name(name), name, keys))
+                releases.append(load_index(folder, index_name(name), name, keys))
             except EngineError as error:
                 problems.append(str(error))
     releases.sort(key=lambda index: (index.published, index.release), reverse=True)
@@ -89,7 +89,7 @@ def collect(
         if index.release not in listing.needed and _published(index) < limit
     ]
     interrupted = [
-        _read_index(folder, f"{_REMOVED}/{file}", file.removesuffix(".json"), keys)
+        load_index(folder, f"{_REMOVED}/{file}", file.removesuffix(".json"), keys)
         for file in folder.names(_REMOVED, "file")
     ]
     done = Collection([], [], [])
@@ -150,9 +150,3 @@ def _published(index: Index) -> float:
     except ValueError:
         return float("inf")
     return moment.replace(tzinfo=timezone.utc).timestamp()
-
-
-def _read_index(folder: RemoteFolder, path: str, release: str, keys: TrustedKeys | None) -> Index:
-    with folder.open_to_read(path) as reader:
-        content: Any = reader.read()
-    return read_index(content, release, keys)

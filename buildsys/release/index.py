@@ -7,10 +7,11 @@ last, so a release is complete or absent. Standard library only.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from buildsys.errors import EngineError
 from buildsys.release.documents import (
+    MAX_BYTES,
     NAME,
     SHA256,
     WrongDocument,
@@ -23,6 +24,9 @@ from buildsys.release.documents import (
 from buildsys.system.backend_registry import Record
 from buildsys.system.engine_files import RECORD_NAME, is_file_name
 from buildsys.system.signatures import TrustedKeys
+
+if TYPE_CHECKING:
+    from buildsys.store.remote_folder import RemoteFolder
 
 SCHEMA = "buildsys/release/1"
 RULE_FIELDS = (  # of engine.json: what the rules of backends read
@@ -114,6 +118,15 @@ def read_index(content: bytes, release: str, keys: TrustedKeys | None) -> Index:
         hint = "publish it again, or take another release"
         raise EngineError(f"{name} is not a valid index: {error}", hint) from None
     return Index(release, variants, published, signer, document)
+
+
+def load_index(folder: "RemoteFolder", path: str, release: str, keys: TrustedKeys | None) -> Index:
+    """Read the index of a release from ``path`` below a URL.
+
+    Raises: EngineError: as ``read_index``. FileNotFoundError. Exception: a problem of the place.
+    """
+    with folder.open_to_read(path) as reader:
+        return read_index(reader.read(MAX_BYTES), release, keys)
 
 
 def _variant(entry: object) -> Variant:

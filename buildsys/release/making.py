@@ -9,8 +9,8 @@ from typing import Any
 from buildsys.deploy.versions import CHECKSUMS, PROVENANCE, read_version
 from buildsys.errors import StageError
 from buildsys.history.builds import build_figures
-from buildsys.release.documents import MAX_BYTES, sign_document, to_json
-from buildsys.release.index import RULE_FIELDS, SCHEMA, Index, index_name, read_index
+from buildsys.release.documents import sign_document, to_json
+from buildsys.release.index import RULE_FIELDS, SCHEMA, Index, index_name, load_index, read_index
 from buildsys.stages.bench.result import engine_contender
 from buildsys.stages.table import BENCH, VERIFY
 from buildsys.store.ledger import utc_now
@@ -72,8 +72,7 @@ def find_release(folder: RemoteFolder, release: str, keys: TrustedKeys | None) -
     Raises: EngineError: it is damaged, or not signed by a trusted key.
     """
     try:
-        with folder.open_to_read(index_name(release)) as reader:
-            return read_index(reader.read(MAX_BYTES), release, keys)
+        return load_index(folder, index_name(release), release, keys)
     except FileNotFoundError:
         return None
 

@@ -42,7 +42,7 @@ class UserModule(NamedTuple):
 
 
 def code_roots(project: str, code: Sequence[str] = ()) -> list[str]:
-    """List the folders to import from: from the settings, src and the project."""
+    """List the folders to import from: those of the settings, src and the project."""
     has_src = os.path.isdir(f"{project}/src") and not os.path.isfile(f"{project}/src/{_INIT}")  # noqa: PTH112, PTH113
     names = (*code, *(["src"] if has_src else []), ".")
     return list(dict.fromkeys(path_of(project, name) for name in names))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from buildsys.backends.layer_figures import IMAGE_NODES
 from buildsys.errors import StageError
 from buildsys.manifest.shape_cases import image_ports
 from buildsys.onnx_graphs.onnx_file import elem_type, opsets
@@ -50,7 +51,7 @@ class _ImageNodes:
     def __init__(self, name: str, image: Image, shape: list[Any]) -> None:
         self.nodes: list[NodeProto] = []
         self.constants: list[TensorProto] = []
-        self._prefix, self._image = f"preprocess/{name}", image
+        self._prefix, self._image = f"{IMAGE_NODES}{name}", image
         self._channels = int(shape[-1])
         *_, first, middle, last = image["shape"]
         high, wide = (middle, last) if image["layout"] == "nchw" else (first, middle)

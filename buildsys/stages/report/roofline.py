@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from buildsys.onnx_graphs.inspection.work import GraphWork, Work, bits_of
 from buildsys.report import formatting as q
-from buildsys.report.report_types import Report, Table, TimingLine
+from buildsys.report.report_types import LayerLine, Report, Table, TimingLine
 from buildsys.report.result_files import Result
 from buildsys.stages.bench.result import BenchResult, MachineSpeed, headline
 
@@ -38,11 +38,8 @@ def add_rooflines(
         if (graph := works.get(engine)) is None:
             notes.append(f"{engine} is not built from an ONNX graph.")
             continue
-        line, precision, cache = (
-            lines[places[0]],
-            precisions.get(engine, ""),
-            speed.get("cache_bytes", 0),
-        )
+        line, precision = lines[places[0]], precisions.get(engine, "")
+        cache = speed.get("cache_bytes", 0)
         p50_ms = None if line.noisy else line.gpu_p50_ms or line.p50_ms
         work = graph.whole(_WEIGHT_BITS.get(precision))
         is_cached = work.bytes <= cache
@@ -57,18 +54,29 @@ def add_rooflines(
         own += [f"its data fit into the cache of {q.size(cache)}"] if is_cached else []
         own += [f"without {', '.join(left_out)}, which cannot be counted"] if left_out else []
         notes += [f"{engine}: {'; '.join(own)}."] if own else []
-        for place, layer in enumerate(layers):
-            bits = bits_of(layer.precision)
-            is_complete = layer.engine == engine and len(layer.nodes) != _MOST_NODES
-            if is_complete and (part := graph.part(layer.nodes, bits)):
-                judged = _judge(part, speed, layer.time_ms, bits, is_cached=is_cached)
-                share = dict(zip((COMPUTE, MEMORY), judged[:2], strict=True)).get(judged[2])
-                layer = replace(layer, macs=part.macs, bytes=part.bytes, of_bound=share)
-                layers[place] = replace(layer, bound=judged[2])
+        layers = [
+            _judge_layer(layer, graph, speed, is_cached=is_cached)
+            if layer.engine == engine
+            else layer
+            for layer in layers
+        ]
     if not rows:
         return report
     tables = (*report.tables, Table("Roofline", _COLUMNS, tuple(rows), tuple(notes)))
     return replace(report, bench=tuple(lines), tables=tables, layers=tuple(layers))
+
+
+def _judge_layer(
+    layer: LayerLine, graph: GraphWork, speed: MachineSpeed, *, is_cached: bool
+) -> LayerLine:
+    """Add work and bound to a layer whose nodes are all known."""
+    bits = bits_of(layer.precision)
+    work = graph.part(layer.nodes, bits) if len(layer.nodes) != _MOST_NODES else None
+    if not work:
+        return layer
+    of_peak, of_bandwidth, bound = _judge(work, speed, layer.time_ms, bits, is_cached=is_cached)
+    share = {COMPUTE: of_peak, MEMORY: of_bandwidth}.get(bound)
+    return replace(layer, macs=work.macs, bytes=work.bytes, of_bound=share, bound=bound)
 
 
 def _judge(
