@@ -16,8 +16,7 @@ from typing import Any
 
 import yaml
 
-sys.path.append(str(Path(__file__).parents[1] / "gpu"))
-sys.path.append(str(Path(__file__).parents[1] / "scenarios"))
+sys.path += [str(Path(__file__).parents[1] / name) for name in (".", "gpu", "scenarios")]
 from model_project import ModelProject, make_project
 
 _ON_GPU = {
