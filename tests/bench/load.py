@@ -37,7 +37,7 @@ from buildsys.system.cpu import OtherLoad
 
 MODELS = (
     "resnet18", "resnet34", "resnet50", "mobilenet_v2", "efficientnet_b0", "regnet_y_1_6gf",
-    "densenet121", "vgg11",
+    "densenet121", "mnasnet1_0",
 )  # fmt: skip
 FIELDS = {"onnxruntime": "intra_op_threads", "openvino": "threads"}
 LIMIT = 0.05
