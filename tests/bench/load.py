@@ -5,13 +5,15 @@ process sends requests at random times over 127.0.0.1, with whole inputs and out
 search for the largest rate whose 99th percentile is within the same limit, a multiple of the median
 latency. An engine needs ``--instances`` times ``--threads`` processors, and the sockets a few more.
 
-Both sides have the same arrivals in proportion. With others, two equal queues differ as well: in a
-simulation of 4 instances with the times of this script by 9 % on average, and by 0.2 % with the
-same.
+A prediction is made before and after the server is measured: if they differ by more than the limit,
+the machine has changed its speed. Both sides have the same arrivals in proportion. With others, two
+equal queues differ as well: in a simulation of 4 instances with the times of this script by 9 % on
+average, and by 0.2 % with the same.
 """
 
 import argparse
 import json
+import math
 import os
 import socket
 import struct
@@ -130,9 +132,14 @@ def compare(folder: Path, given: argparse.Namespace, model: str, backend: str) -
     log(f"{model}:{backend}: p99 < {limit_ms} ms, predicting")
     load = {"p99": f"{limit_ms}ms", "instances": [given.instances], "threads": [threads]}
     write_manifest(folder, given, model, {**load, "duration": given.seconds})
-    buildsys(folder, f"load:{model}:{backend}")
-    result = json.loads((folder / f"build/{model}/load/{backend}.json").read_text())
-    (setting,) = result["settings"]
+
+    def predict() -> dict[str, Any]:
+        buildsys(folder, "--force", "--single", f"load:{model}:{backend}")
+        result = json.loads((folder / f"build/{model}/load/{backend}.json").read_text())
+        (setting,) = result["settings"]
+        return dict(setting)
+
+    setting = predict()
     predicted = setting["capacity_per_s"]
     log(f"{model}:{backend}: {predicted:.1f}/s predicted, measuring the server")
     with server(engine, given.instances, options) as (port, process):
@@ -142,6 +149,8 @@ def compare(folder: Path, given: argparse.Namespace, model: str, backend: str) -
             limit_ms, given.seconds,
         )  # fmt: skip
         share = others.share()
+    again = predict()["capacity_per_s"]
+    drift, predicted = again / predicted - 1, math.sqrt(predicted * again)
     return {
         "engine": f"{model}:{backend}",
         "limit_ms": limit_ms,
@@ -152,6 +161,7 @@ def compare(folder: Path, given: argparse.Namespace, model: str, backend: str) -
         "difference": predicted / measured.rate_per_s - 1 if measured.rate_per_s else float("nan"),
         "others_share": max(share or 0.0, setting["others_share"] or 0.0),
         "noisy": setting.get("noisy", ""),
+        "drift": drift,
         "setting": setting,
         "points": points,
     }
@@ -177,6 +187,8 @@ def row(figure: dict[str, Any]) -> tuple[str, ...]:
 def doubts_of(figure: dict[str, Any]) -> str:
     """Say why the figures of an engine cannot be relied on, "" if they can."""
     noisy: str = figure["noisy"]
+    if not noisy and abs(figure["drift"]) > LIMIT:
+        return f"a second prediction differs by {figure['drift']:+.1%}"
     return noisy or "other processes are busy" * (figure["others_share"] > QUIET)
 
 
