@@ -5,15 +5,12 @@ import os
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import onnx
 import pytest
 import yaml
 from gpu_marks import TENSORRT_ON_GPU
 from model_project import ENGINE, gpu_project
-from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
 from project_folder import ProjectFolder
-from small_graphs import parse, weights
+from quantized_networks import SYMMETRIC, quantized
 
 pytestmark = TENSORRT_ON_GPU
 NETWORK = """\
@@ -27,14 +24,6 @@ class Net(torch.nn.Sequential):
         super().__init__(*conv, torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(144, 10))
 """
 IMAGE = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
-
-
-class Batches(CalibrationDataReader):  # type: ignore[misc]
-    def __init__(self) -> None:
-        self._left = [{"x": weights(4, 3, 16, 16, seed=seed)} for seed in range(2)]
-
-    def get_next(self) -> Any:
-        return self._left.pop() if self._left else None
 
 
 @pytest.fixture
@@ -84,24 +73,8 @@ def test_images_of_all_sizes_are_prepared_by_the_engine(
 
 
 def test_quantizers_of_the_source_are_used(project: ProjectFolder) -> None:
-    text = """(float[batch,3,16,16] x) => (float[batch,5] y) {
-        [first] c1 = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (x, w1, b1)
-        [relu] r1 = Relu(c1)
-        [second] c2 = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (r1, w2, b2)
-        [add] a = Add(c2, r1)
-        [flat] f = Flatten(a)
-        [head] y = Gemm <transB = 1> (f, w3, b3) }"""
-    stored = {
-        "w1": weights(32, 3, 3, 3), "b1": weights(32, seed=1),
-        "w2": weights(32, 32, 3, 3, seed=2) / np.float32(8), "b2": weights(32, seed=3),
-        "w3": weights(5, 32 * 256, seed=4), "b3": weights(5, seed=5),
-    }  # fmt: skip
-    onnx.save(parse(text, stored), project.root / "float.onnx")
-    quantize_static(
-        project.root / "float.onnx", project.root / "net.onnx", Batches(),
-        activation_type=QuantType.QInt8, weight_type=QuantType.QInt8, per_channel=True,
-        extra_options={"ActivationSymmetric": True, "QuantizeBias": False},
-    )  # fmt: skip
+    options = {**SYMMETRIC, "reduce_range": False}
+    quantized(project.root, channels=32, size=16, **options)
     results = built(
         project,
         {

@@ -10,7 +10,8 @@ import onnx
 import pytest
 import torch
 from onnx import ModelProto, helper, numpy_helper
-from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+from onnxruntime.quantization import QuantFormat
+from quantized_networks import SYMMETRIC, quantized
 from small_graphs import parse, weights
 from stage_jobs import job_files, manifest
 from torch import nn
@@ -37,13 +38,6 @@ RUNS = {
     "reference": reference.run, "simplify": simplify.run, "validate": validate.run,
     "verify": verify.run,
 }  # fmt: skip
-SYMMETRIC: dict[str, Any] = {
-    "activation_type": QuantType.QInt8,
-    "weight_type": QuantType.QInt8,
-    "per_channel": True,
-    "reduce_range": True,  # no overflow without VNNI
-    "extra_options": {"ActivationSymmetric": True, "QuantizeBias": False},
-}
 KINDS: dict[str, dict[str, Any]] = {
     "default": {"reduce_range": True},
     "symmetric": SYMMETRIC,
@@ -52,32 +46,6 @@ KINDS: dict[str, dict[str, Any]] = {
 OWN = {"quantize": {"tool": "source"}}
 INT8 = {"name": "e", "backend": "onnxruntime", "precision": "int8"}
 DATA = {"x": {"random": "normal"}}
-
-
-class Batches(CalibrationDataReader):  # type: ignore[misc]
-    def __init__(self) -> None:
-        self._left = [{"x": weights(4, 3, 8, 8, seed=seed)} for seed in range(2)]
-
-    def get_next(self) -> Any:
-        return self._left.pop() if self._left else None
-
-
-def quantized(folder: Path, **options: Any) -> ModelProto:
-    """Quantize a residual network by ONNX Runtime."""
-    text = """(float[batch,3,8,8] x) => (float[batch,5] y) {
-        [first] c1 = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (x, w1, b1)
-        [relu] r1 = Relu(c1)
-        [second] c2 = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (r1, w2, b2)
-        [add] a = Add(c2, r1)
-        [flat] f = Flatten(a)
-        [head] y = Gemm <transB = 1> (f, w3, b3) }"""
-    stored = {
-        "w1": weights(4, 3, 3, 3), "b1": weights(4, seed=1), "w2": weights(4, 4, 3, 3, seed=2),
-        "b2": weights(4, seed=3), "w3": weights(5, 256, seed=4), "b3": weights(5, seed=5),
-    }  # fmt: skip
-    onnx.save(parse(text, stored), folder / "float.onnx")
-    quantize_static(folder / "float.onnx", folder / "net.onnx", Batches(), **options)
-    return onnx.load(folder / "net.onnx")
 
 
 def resolved(*engines: Mapping[str, Any], **sections: Any) -> dict[str, Any]:
