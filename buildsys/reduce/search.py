@@ -86,8 +86,9 @@ def reduce_failure(cases: Sequence[str], attempt: Attempt) -> Reduced:
         if whole["failure"]:
             break
     else:
-        hint = "sizes are fixed here: the failure needs dynamic ones, or was not reproducible"
-        raise CheckFailed("the graph builds and is right in every case", hint)
+        problem = "nothing to reduce: the graph builds and is right in every case"
+        hint = "if its target fails, it needs dynamic sizes, which are fixed here, or fails by chance"
+        raise CheckFailed(problem, hint)
     count, seen = len(whole["nodes"]), dict[tuple[object, ...], Trial]()
 
     def try_part(nodes: Sequence[int], random: tuple[str, ...] = ()) -> bool:
