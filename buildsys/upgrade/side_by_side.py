@@ -17,6 +17,7 @@ from buildsys.project.load import Project
 from buildsys.project.plan import plan_model
 from buildsys.stages.table import GATE, target_of
 from buildsys.store.locks import Locks
+from buildsys.system.files import sha256_of
 from buildsys.system.toolchains import Toolchain, locate_toolchain
 from buildsys.upgrade.sides import Side
 from buildsys.upgrade.verdicts import needs_more_rounds
@@ -68,7 +69,7 @@ class SideBySide:
         job, before = self._jobs(action)
         golden = {n: path for n, path in before.inputs.items() if n.startswith(_GOLDEN)}
         pairs = [(path, job.inputs.get(name)) for name, path in golden.items()]
-        if all(new and old.read_bytes() == new.read_bytes() for old, new in pairs):
+        if all(new and sha256_of(old) == sha256_of(new) for old, new in pairs):
             return None
         others = {n: path for n, path in job.inputs.items() if not n.startswith(_GOLDEN)}
         return self._run(action, replace(job, inputs={**others, **golden}))
