@@ -220,7 +220,7 @@ def _affected_lines(stale: Mapping[str, Any], count: int) -> Iterator[str]:
     groups: dict[str, list[str]] = defaultdict(list)
     for target, entry in stale.items():
         text = "; ".join(entry["reasons"])
-        groups[UPSTREAM if text.startswith(UPSTREAM) else text].append(target)
+        groups["upstream targets" if text.startswith(UPSTREAM) else text].append(target)
     for reasons, targets in groups.items():
         yield f"  {first_names(targets, _MOST_TARGETS)}: {reasons}"
 

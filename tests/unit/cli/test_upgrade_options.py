@@ -1,4 +1,4 @@
-"""Options of `buildsys upgrade` that would make its verdicts meaningless."""
+"""`buildsys upgrade`: refused arguments, and what it says is affected."""
 
 from argparse import ArgumentParser
 
@@ -33,3 +33,11 @@ def test_a_range_of_versions_is_no_toolchain(word: str) -> None:
     upgrade.add_arguments(parser)
     with pytest.raises(UsageError, match="upgrade needs packages such as"):
         upgrade.run(parser.parse_args([word]))
+
+
+def test_targets_with_reasons_of_their_own_are_apart_from_those_downstream() -> None:
+    causes = {"export": "torch 1 → 2", "simplify": "upstream: export", "engine": "upstream: simplify"}
+    stale = {target: {"reasons": [cause]} for target, cause in causes.items()}
+    lines = list(upgrade._affected_lines(stale, 4))
+    assert lines[0] == "affected: 3 of 4 targets"
+    assert lines[1:] == ["  export: torch 1 → 2", "  simplify, engine: upstream targets"]
