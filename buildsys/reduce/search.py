@@ -87,7 +87,7 @@ def reduce_failure(cases: Sequence[str], attempt: Attempt) -> Reduced:
             break
     else:
         problem = "nothing to reduce: the graph builds and is right in every case"
-        hint = "what needs dynamic sizes, which are fixed here, or fails by chance, cannot be reduced"
+        hint = "sizes are fixed here: a failure of dynamic ones, or by chance, cannot be reduced"
         raise CheckFailed(problem, hint)
     count, seen = len(whole["nodes"]), dict[tuple[object, ...], Trial]()
 
