@@ -28,6 +28,7 @@ def test_a_verified_engine_is_published_once(built: ProjectFolder, tmp_path: Pat
 
     again = built.buildsys("publish", "lin:ort", str(releases), "--version", "1.0", "--json")
     assert [one["state"] for one in json.loads(again.out)["engines"]] == ["unchanged"]
+    assert built.buildsys("publish", "--list", str(releases), "--json").code == 0
     listed = built.buildsys("publish", "--list", str(releases)).out.splitlines()
     assert [line.split()[:2] for line in listed[1:]] == [["lin:ort", "1.0"]]
 
