@@ -27,6 +27,8 @@ def test_the_overview_names_every_published_document() -> None:
     numbers = {*re.findall(r"buildsys/[a-z-]+/\d+", json.dumps(SCHEMA))}
     assert {name.split("/")[1] for name in numbers} == SCHEMAS
     assert {*re.findall(r"buildsys/[a-z-]+/\d+", OVERVIEW)} == numbers
+    code = "".join(path.read_text() for path in (DOCS.parent / "buildsys").rglob("*.py"))
+    assert numbers <= {*re.findall(r"buildsys/[a-z-]+/\d+", code)}
 
 
 @pytest.mark.parametrize(

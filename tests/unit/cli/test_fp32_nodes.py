@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from cli_doubles import run_in
+from documents import check_printed
 
 from buildsys.cli.commands import debug
 from buildsys.errors import UsageError
@@ -75,7 +76,9 @@ def test_the_list_continues_the_one_of_the_manifest(
         "quantize:", "  exclude:", '    - "*/head"', '    - "/a: b"',
     ]  # fmt: skip
     assert run(root, "m:small", json=True) == 0
-    assert json.loads(capsys.readouterr().out)["yaml"].startswith("quantize:\n  exclude:\n")
+    printed = capsys.readouterr().out
+    check_printed(printed)
+    assert json.loads(printed)["yaml"].startswith("quantize:\n  exclude:\n")
     found["nodes"] = None
     assert run(root, "m:small") == 1
     assert (
