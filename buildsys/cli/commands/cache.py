@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from buildsys.cli.command import add_json, add_names, print_answer, print_lines, typed_path
+from buildsys.cli.command import add_json, add_names, print_answer, typed_path
 from buildsys.cli.console.rows import format_table
 from buildsys.cli.git_revision import project_at
 from buildsys.errors import BuildsysError, UsageError
@@ -108,19 +108,21 @@ def _generate_key(names: Sequence[str], options: Namespace) -> int:
 
 def _list_workers(options: Namespace) -> int:
     """Print a table of worker servers, stopped before if requested."""
-    state = None if options.all else options.root / STATE_FOLDER
+    folder = None if options.all else options.root / STATE_FOLDER
     if is_stop := options.now or options.stop:
-        servers = registry.stop_servers(os.environ, now=options.now, state=state)
+        servers = registry.stop_servers(os.environ, now=options.now, state=folder)
     else:
         servers = registry.list_servers(os.environ)
-    rows = []
+    listed = []
     for _, record, state in servers:
         if is_stop:
             state = "ends after its run" if record.process.is_running else "ended"
-        rows.append((str(record.pid), record.kind, state, record.python, record.project))
-    titles = ("pid", "kind", "state", "python", "project")
-    none = "no worker servers" + (" of this project" if is_stop and state else "")
-    print_lines(format_table(titles, rows) if rows else [none])
+        names = {"kind": record.kind, "state": state, "python": record.python}
+        listed.append({"pid": record.pid, **names, "project": record.project})
+    rows = [tuple(map(str, server.values())) for server in listed]
+    none = "no worker servers" + (" of this project" if is_stop and folder else "")
+    lines = format_table([*listed[0]], rows) if rows else [none]
+    print_answer(options, {"schema": SCHEMA, "servers": listed}, lines)
     return 0
 
 

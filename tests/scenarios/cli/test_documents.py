@@ -16,11 +16,12 @@ CALLS = {
     "compare": [["a@previous", "a"], ["a:export", "a:simplify"]],
     "history": [[], ["a:ort"], ["import", ".buildsys/history.db"]],
     "doctor": [[]],
+    "cache": [[], ["workers"]],
     "list": [[], ["a", "--status"]],
 }
 ELSEWHERE = {  # other tests print their documents
-    "bisect", "cache", "check", "debug", "evaluate", "inspect", "ops",
-    "publish", "reduce", "release", "run", "upgrade",
+    "bisect", "check", "debug", "evaluate", "inspect", "ops", "publish", "reduce", "release", "run",
+    "upgrade",
 }  # fmt: skip
 
 

@@ -60,6 +60,7 @@ def test_an_engine_is_released_resolved_and_rolled_back(
     assert canary.code == 0
     unneeded = built.buildsys("release", "gc", url, "--keep", "0", "--older-than", "0s")
     assert unneeded.out == "removed 0 releases and 0 unfinished uploads\n"
+    assert built.buildsys("release", "list", url, "--json").code == 0  # checks the document
     missing = built.buildsys("release", "promote", url, "9")
     assert (missing.code, missing.out) == (3, "")
     assert "there is no release 9; `buildsys release list URL` lists all" in missing.err
