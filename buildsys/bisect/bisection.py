@@ -61,7 +61,7 @@ class Bisection:
         """Find the cause; ``commits`` lie between both, oldest first.
 
         ``cheap`` names commits that were built before and are probably restored.
-        Raises: CheckFailed: there is no difference to explain.
+        Raises: CheckFailed: the builds do not differ.
         UsageError: the good or the bad build does not have the figure.
         """
         first, last = self._end(good, "good"), self._end(bad, "bad")
@@ -128,7 +128,7 @@ class Bisection:
         manifests = [dict(build.state.model.data) for build in (good, bad)]
         toolchains = [manifest.get("toolchains", {}) for manifest in manifests]
         for build, manifest, others in zip((good, bad), manifests, toolchains[::-1], strict=True):
-            # an engine may then use those of the other side
+            # a mixture of both builds may name a toolchain of either
             manifest["toolchains"] = {**others, **manifest.get("toolchains", {})}
             build.state = build.state.with_manifest(manifest)
         files = file_differences(good.parts, bad.parts, roots)

@@ -60,7 +60,7 @@ class StateBuild:
     more_is_better: bool = False
     restored: int = 0  # targets
     built: int = 0
-    problem: str = ""  # why there is no figure
+    problem: str = ""  # the reason for a missing figure
 
 
 class StateBuilder:

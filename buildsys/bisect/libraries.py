@@ -23,7 +23,7 @@ def with_libraries(
 ) -> tuple[State, list[StaleReason]]:
     """Give an engine the differing libraries of its recorded build, if pip can install them.
 
-    Returns the changed state and what is no longer constant.
+    Returns the changed state, and the differences between libraries that it contains.
     """
     state, nothing = build.state, list[StaleReason]()
     action = next(a for a in build.actions.values() if a.stage == ENGINE)

@@ -73,9 +73,9 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def own_workspaces() -> Iterator[None]:
-    """Let a graph that is captured meanwhile have workspaces of cuBLAS in its own memory.
+    """Give a CUDA graph cuBLAS workspaces in its own memory while it is captured.
 
-    Those of a stream are shared otherwise, and freed by torch.compile when it captures its own.
+    By default all captures on a stream share workspaces, and torch.compile frees them.
     """
     torch._C._cuda_clearCublasWorkspaces()
     try:

@@ -45,7 +45,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "verify  read everything; damaged files go into quarantine (exit code 1)\n"
         "gc      remove what the manifests do not reach, or only what is too old or too large\n"
         "keygen  write a new key that signs shared results to FILE, and print its public key\n"
-        "workers list the worker servers of all your projects, or stop those of this project"
+        "workers list the worker servers of all projects, or stop this project's"
     )
     add_json(parser)
     parser.add_argument(
@@ -63,7 +63,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--now", action="store_true", help="workers: stop them at once, with the jobs they run"
     )
     parser.add_argument(
-        "--all", action="store_true", help="workers: stop those of all your projects"
+        "--all", action="store_true", help="workers: stop the servers of all projects"
     )
 
 
