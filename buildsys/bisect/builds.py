@@ -24,7 +24,7 @@ from buildsys.project.plan import ProjectPlan
 from buildsys.report.formatting import change, error, size
 from buildsys.stages.table import ENGINE, EVALUATE, GATE, VERIFY, target_of
 from buildsys.store.ledger import FAILED, PASSED
-from buildsys.system.toolchains import Toolchain
+from buildsys.system.toolchains import this_interpreter
 
 LATENCY = "latency"
 FIGURES = {  # stage, name in its figures, and how to write it
@@ -158,7 +158,7 @@ class StateBuilder:
                 for role, path in before.inputs.items()
                 if role.startswith("engine")
             }
-            toolchain = before.toolchain or Toolchain("default", Path(sys.executable), {})
+            toolchain = before.toolchain or this_interpreter()
             facts = {"description": "the good build", "options": baseline.options["engine"]}
             facts["toolchain"] = asdict(toolchain)
             job = replace(job, inputs={**job.inputs, **earlier}, baseline=facts, **held)

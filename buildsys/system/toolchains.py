@@ -109,6 +109,11 @@ class Toolchain:
         return {**variables, **self.env}
 
 
+def this_interpreter() -> Toolchain:
+    """Return the toolchain of work without another one."""
+    return Toolchain("default", Path(sys.executable), {})
+
+
 def override_variable(name: str) -> str:
     """Name the environment variable that overrides a toolchain's interpreter."""
     return OVERRIDE_PREFIX + re.sub(r"[^A-Za-z0-9]", "_", name).upper()

@@ -10,7 +10,7 @@ from typing import Any
 
 from buildsys.system.backend_registry import link_packages
 from buildsys.system.processes import run_program
-from buildsys.system.toolchains import Toolchain
+from buildsys.system.toolchains import this_interpreter
 from buildsys.workers.job import Job
 
 
@@ -21,7 +21,7 @@ def fresh_processes(job: Job, module: str) -> Iterator[Callable[[object, float],
     It runs in the engine's interpreter, and ends with this process. Without an answer there is only
     a ``problem``.
     """
-    toolchain = job.toolchain or Toolchain("default", Path(sys.executable), {})
+    toolchain = job.toolchain or this_interpreter()
     # our packages come last on the path, so that they hide none of the interpreter's
     program = (
         "import sys; sys.path.append(sys.argv.pop(1));"

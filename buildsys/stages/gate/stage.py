@@ -6,7 +6,6 @@ passes.
 """
 
 import math
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -38,7 +37,7 @@ from buildsys.stages.operators.implementation import implementation_of
 from buildsys.stages.verify.result import VerifyResult
 from buildsys.system.cpu import OtherLoad
 from buildsys.system.processes import resident_memory
-from buildsys.system.toolchains import Toolchain
+from buildsys.system.toolchains import Toolchain, this_interpreter
 from buildsys.workers.job import Job, StageResult
 
 OpenEngine = Callable[[], RemoteEngine]  # starts a process with the engine of one side
@@ -189,7 +188,7 @@ def _read(
 def _measure(job: Job, baseline: _Baseline, rounds: Rounds, count: int) -> Rounds:
     """Continue to ``count`` rounds of this build and a runnable baseline."""
     options, gpu = job.options, job.options.get("gpu")
-    toolchain = job.toolchain or Toolchain("default", Path(sys.executable), {})
+    toolchain = job.toolchain or this_interpreter()
     uses = implementation_of(job, options["engine"]["backend"]).uses
     timing = GpuTiming(**{**gpu, "cuda_graph": tuple(gpu["cuda_graph"])}) if gpu else None
     case = job.inputs[f"case.{options['case']}"]
