@@ -15,6 +15,16 @@ from buildsys.onnx_graphs.tensors import Tensor
 from buildsys.system.files import sha256_of
 
 
+def captured_by_hand(folder: Path, network: torch.nn.Module) -> Path:
+    x = torch.zeros(2, 3, 8, 8)
+    batch = torch.export.Dim.DYNAMIC(min=1, max=8)
+    program = torch.export.export(network.eval(), (x,), dynamic_shapes=({0: batch},), strict=False)
+    tensor = {"dtype": "float32", "shape": ["batch", 3, 8, 8]}
+    ports = {"inputs": [{"name": "x", **tensor}], "outputs": [{"name": "y", **tensor}]}
+    torch.export.save(program, folder / "p.pt2", extra_files={"ports.json": json.dumps(ports)})
+    return folder / "p.pt2"
+
+
 def build_request(folder: Path, source: Path, **fields: Any) -> BuildRequest:
     folder.mkdir(exist_ok=True)
     engine = {"name": "e", "backend": "torch", **fields}
@@ -46,5 +56,9 @@ def with_doubled_weights(source: Path, folder: Path) -> Path:
 
 
 def expected(source: Path, inputs: Mapping[str, Tensor]) -> np.ndarray:
-    result = torch.export.load(source).module()(torch.from_numpy(inputs["x"].array))
+    return output_of(torch.export.load(source), inputs)
+
+
+def output_of(program: torch.export.ExportedProgram, inputs: Mapping[str, Tensor]) -> np.ndarray:
+    result = program.module()(torch.from_numpy(inputs["x"].array))
     return (result[0] if isinstance(result, tuple) else result).detach().numpy()

@@ -37,7 +37,6 @@ from buildsys.backends.torch.programs import (
 from buildsys.errors import StageError, Unavailable
 
 _INTERFACE, _PROGRAM, _FIXED, _RANGES = "interface.json", "program.pt2", "fixed.bin", "ranges.bin"
-_IMAGE_RANK = 4  # tensors of this rank have a channels-last form
 _HINT = "the log has the complete message; another mode or backend may take the network"
 _COMPILER_LOCK = threading.RLock()  # Inductor's cache is the process's
 
@@ -229,13 +228,7 @@ def _load_eager(engine: Path, interface: Mapping[str, Any]) -> GpuProgram:
     with zipfile.ZipFile(engine) as archive, archive.open(_PROGRAM) as file:
         content = io.BytesIO(file.read())  # PyTorch reads it out of order
     program = _on_gpu(torch.export.load(content))
-
-    def in_layout(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.dim() == _IMAGE_RANK and tensor.dtype in (torch.float16, torch.bfloat16):
-            return tensor.contiguous(memory_format=torch.channels_last)
-        return tensor
-
-    constants = {n: in_layout(v.detach()) for _, n, v in arguments(program) if v is not None}
+    constants = {name: v.detach() for _, name, v in arguments(program) if v is not None}
     return GpuProgram(interface, constants, lambda _: program.graph_module)
 
 

@@ -11,6 +11,8 @@ import torch
 
 from buildsys.backends.captured_program import load_captured, one_sentence
 from buildsys.backends.interface import BuildRequest, EarlierBuild
+from buildsys.backends.torch.description import DESCRIPTION
+from buildsys.backends.torch.strides import free_strides
 from buildsys.errors import StageError
 from buildsys.system.files import sha256_of
 
@@ -27,10 +29,11 @@ def load_program(request: BuildRequest) -> tuple[Program, dict[str, Any]]:
     """
     request.progress("reading the program")
     program, ports = load_captured(request, "PyTorch")
-    # only the signature of a functional program names them
-    if changed := program.run_decompositions({}).graph_signature.buffers_to_mutate.values():
+    program = program.run_decompositions({})  # without calls that change tensors
+    if changed := program.graph_signature.buffers_to_mutate.values():
         text = f"model {request.model}: forward changes the buffer {', '.join(changed)}"
         raise StageError(text, "an engine keeps no state: return it, and pass it as an input")
+    free_strides(program)
     if dtype := _DTYPES.get(request.options["precision"]):
         request.progress("converting the program")
         program = _converted(program, ports, dtype, request)
@@ -40,9 +43,10 @@ def load_program(request: BuildRequest) -> tuple[Program, dict[str, Any]]:
 class _Converted(torch.nn.Module):
     """A program in another float type, with the inputs and outputs that it had."""
 
-    def __init__(self, program: Program, dtype: torch.dtype) -> None:
+    def __init__(self, program: Program, dtype: torch.dtype, layout: torch.memory_format) -> None:
         super().__init__()
         self.program: Any = program.module(check_guards=False).to(dtype)
+        self.program.to(memory_format=layout)
         self._dtype = dtype
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -64,10 +68,12 @@ def _converted(
     }
     shapes = [port["shape"] for port in ports["inputs"]]
     dynamic = tuple({a: hints[s] for a, s in enumerate(shape) if s in hints} for shape in shapes)
+    on_gpu = DESCRIPTION.runs_on_gpu(request.options)  # where images are faster in this layout
+    layout = torch.channels_last if on_gpu else torch.preserve_format
     what = f"model {request.model}: PyTorch cannot convert the program to {dtype}"
     with one_sentence(what, "use fp32, or convert parts of the network in its own code"):
         return torch.export.export(
-            _Converted(program, dtype),
+            _Converted(program, dtype, layout),
             example_inputs(ports, request),
             dynamic_shapes=(dynamic,),
             strict=False,

@@ -13,7 +13,14 @@ import pytest
 import torch
 from engine_jobs import captured_program, random_x
 from gpu_marks import ON_GPU
-from torch_programs import build_recorded, build_request, expected, record_of, with_doubled_weights
+from torch_programs import (
+    build_recorded,
+    build_request,
+    captured_by_hand,
+    expected,
+    record_of,
+    with_doubled_weights,
+)
 
 from buildsys.backends.interface import BuildRequest, DeviceTensor, load_backend
 from buildsys.backends.measurement import GpuTiming
@@ -24,16 +31,6 @@ from buildsys.onnx_graphs.tensors import Tensor
 pytestmark = [*ON_GPU, pytest.mark.filterwarnings("ignore")]
 MODES = ("compile", "cuda_graph")
 backend = load_backend("torch")
-
-
-def captured_by_hand(folder: Path, network: torch.nn.Module) -> Path:
-    x = torch.zeros(2, 3, 8, 8)
-    batch = torch.export.Dim.DYNAMIC(min=1, max=8)
-    program = torch.export.export(network.eval(), (x,), dynamic_shapes=({0: batch},), strict=False)
-    tensor = {"dtype": "float32", "shape": ["batch", 3, 8, 8]}
-    ports = {"inputs": [{"name": "x", **tensor}], "outputs": [{"name": "y", **tensor}]}
-    torch.export.save(program, folder / "p.pt2", extra_files={"ports.json": json.dumps(ports)})
-    return folder / "p.pt2"
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,18 @@ import numpy as np
 import pytest
 import torch
 from engine_jobs import captured_program, random_x
-from torch_programs import build_recorded, build_request, expected, record_of, with_doubled_weights
+from torch_programs import (
+    build_recorded,
+    build_request,
+    captured_by_hand,
+    expected,
+    output_of,
+    record_of,
+    with_doubled_weights,
+)
 
 from buildsys.backends.interface import load_backend
+from buildsys.backends.torch.programs import load_program, operator
 from buildsys.errors import StageError, Unavailable
 from buildsys.onnx_graphs.tensors import Tensor
 from buildsys.system.backend_registry import Record
@@ -173,3 +182,42 @@ def test_without_a_compiler_an_engine_is_unavailable(
     monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("no-compiler",))
     with pytest.raises(Unavailable, match=r"needs a C\+\+ compiler, and there is none"):
         backend.build(build_request(tmp_path, source))
+
+
+class Strided(torch.nn.Module):
+    """Views an image that has just been convolved, and multiplies rows in another order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = torch.nn.Conv2d(3, 16, 3, padding=1)
+        self.attention = torch.nn.MultiheadAttention(16, 2, batch_first=True)
+        self.weights = torch.nn.Parameter(torch.randn(16, 5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.conv(x).view(x.shape[0], 64, 16)
+        y, _ = self.attention(y, y, y, need_weights=False)
+        return y.transpose(0, 1) @ self.weights
+
+
+@pytest.mark.parametrize(
+    ("precision", "tolerance"), [("fp32", 1e-5), ("fp16", 5e-3), ("bf16", 5e-2)]
+)
+def test_strides_make_no_small_products_and_no_view_impossible(
+    precision: str, tolerance: float, tmp_path: Path
+) -> None:
+    source = captured_by_hand(tmp_path, Strided())
+    asked = build_request(tmp_path / "e", source, mode="cuda_graph", precision=precision)
+    program, _ = load_program(asked)
+    inputs = random_x(4)
+    right = expected(source, inputs)
+    assert np.abs(output_of(program, inputs) - right).max() < tolerance * np.abs(right).max()
+    if precision != "fp32":
+        assert program.state_dict["program.conv.weight"].stride()[1] == 1
+    for parameter in program.state_dict.values():
+        parameter.requires_grad_(False)  # else PyTorch folds for the gradient's sake
+    simple = program.run_decompositions()
+    products = [node for node in simple.graph.nodes if operator(node) == "bmm"]
+    assert len(products) == 2  # inside of the attention
+    # which reads its inputs where the layer in front of it has written them
+    assert "clone" not in map(operator, program.graph.nodes)
