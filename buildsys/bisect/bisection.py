@@ -1,6 +1,6 @@
 """Bisection between two states of a project: first over commits, then over their differences."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from buildsys.bisect.differences import (
     mix_files,
     with_fields,
 )
-from buildsys.bisect.libraries import with_libraries
+from buildsys.bisect.libraries import library_differences, recorded_pins
 from buildsys.bisect.search import GOOD, Answer, Cause, CauseSearch, find_boundary
 from buildsys.errors import BuildsysError, CheckFailed, UsageError
 from buildsys.execution.stale_reasons import StaleReason
@@ -68,9 +68,11 @@ class Bisection:
         differing = environment_differences(
             good.recorded or first.parts, bad.recorded or last.parts
         )
-        self.inseparable = differing
-        first = self._separate(first, good, differing, "good")
-        last = self._separate(last, bad, differing, "bad")
+        libraries = {reason.subject for reason in differing if reason.kind == "tool"}
+        first = self._with_libraries(first, good, libraries, "good")
+        last = self._with_libraries(last, bad, libraries, "bad")
+        pinned = {pin.name for pin in first.state.pins | last.state.pins}
+        self.inseparable = [r for r in differing if r.kind != "tool" or r.subject not in pinned]
         judge = Judge(self.builder, self.figure, first)
         try:
             whole, text = judge.calibrate(last)
@@ -106,16 +108,14 @@ class Bisection:
             raise UsageError(problem, "name another build")
         return build
 
-    def _separate(
-        self, build: StateBuild, point: Point, differing: Sequence[StaleReason], name: str
+    def _with_libraries(
+        self, build: StateBuild, point: Point, names: Collection[str], name: str
     ) -> StateBuild:
         """Build an end again with the libraries that it was recorded with."""
-        folder = self.backup.with_name(f"libraries-{name}")
-        state, separated = with_libraries(build, point.recorded or {}, differing, folder)
-        if not separated:
-            return build
-        self.inseparable = [reason for reason in self.inseparable if reason not in separated]
-        return self._end(point._replace(open=lambda: state), name)
+        pins = recorded_pins(build.actions, point.recorded or {}, build.parts, names)
+        pins = self.builder.environments.available(pins, build.state.model.data)
+        state = build.state._replace(pins=pins)
+        return self._end(point._replace(open=lambda: state), name) if pins else build
 
     def _add(self, state: str, build: StateBuild, answer: Answer, text: str) -> Answer:
         self.steps.append(Step(state, *answer, text, build.restored, build.built))
@@ -123,7 +123,7 @@ class Bisection:
         return answer
 
     def _search(self, judge: Judge, good: StateBuild, bad: StateBuild, whole: Answer) -> Cause:
-        """Search among the fields and files in which two builds differ."""
+        """Search among the fields, libraries and files in which two builds differ."""
         roots = good.state.project.root, bad.state.project.root
         manifests = [dict(build.state.model.data) for build in (good, bad)]
         toolchains = [manifest.get("toolchains", {}) for manifest in manifests]
@@ -133,10 +133,15 @@ class Bisection:
             build.state = build.state.with_manifest(manifest)
         files = file_differences(good.parts, bad.parts, roots)
         fields = field_differences(*manifests)
-        self.differences = [f for f in fields if self._has_effect(f, good, bad)] + files
+        pins = good.state.pins, bad.state.pins
+        self.differences = [
+            *(field for field in fields if self._has_effect(field, good, bad)),
+            *library_differences(*pins),
+            *files,
+        ]
         if not self.differences:
             hint = "the figure is not reproducible, or the cause is not in the key"
-            raise CheckFailed("no field and no file of the key differs", hint)
+            raise CheckFailed("no field, library or file of the key differs", hint)
         is_swapped = roots[0] == self.own_root  # which is not to be changed
         base, other = (bad, good) if is_swapped else (good, bad)
         if files and roots[0] == roots[1]:
@@ -150,8 +155,11 @@ class Bisection:
             changed = {each.file for each in chosen if each.file}
             others = names - changed if is_swapped else changed
             mix_files(names, others, self.backup, other_tree, tree)
-            manifest = with_fields(manifests[0], [each for each in chosen if not each.file])
-            build = self.builder.build(base.state.with_manifest(manifest))
+            manifest = with_fields(manifests[0], [each for each in chosen if each.path])
+            libraries = {each.library for each in chosen}
+            mixed = {p for is_new in (0, 1) for p in pins[is_new] if (p[:2] in libraries) == is_new}
+            state = base.state.with_manifest(manifest)._replace(pins=frozenset(mixed))
+            build = self.builder.build(state)
             name = f"{len(chosen)} of {len(self.differences)} differences"
             return self._add(name, build, *judge.judge(build))
 

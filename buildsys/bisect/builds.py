@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from buildsys.bisect.libraries import Environments, Pin
 from buildsys.bisect.search import BAD, GOOD, UNRESOLVED, Answer
 from buildsys.errors import BuildsysError, CheckFailed, StageError, UsageError
 from buildsys.execution.executor import Executor
@@ -38,14 +39,15 @@ _SWAP = "swap --good and --bad, or name other builds"
 
 
 class State(NamedTuple):
-    """A tree of files with the resolved manifest of one model."""
+    """A tree of files with the resolved manifest of one model, and versions of libraries."""
 
     project: Project  # at the root of the tree
     model: ResolvedModel
+    pins: frozenset[Pin] = frozenset()  # libraries in other versions than here
 
     def with_manifest(self, manifest: Mapping[str, Any]) -> State:
         """Replace the manifest."""
-        return State(self.project, replace(self.model, text=json.dumps(manifest)))
+        return self._replace(model=replace(self.model, text=json.dumps(manifest)))
 
 
 @dataclass
@@ -66,24 +68,27 @@ class StateBuild:
 class StateBuilder:
     """Builds states in private folders, with the project's caches and workers."""
 
-    def __init__(self, own: Executor, engine: str, figure: str, folder: Path) -> None:
+    def __init__(self, own: Executor, root: Path, engine: str, figure: str, folder: Path) -> None:
         # builds of mixtures are of no use to other machines
         remote = own.remote and own.remote.read_only()
         self._here, self._of_trial = own.here, partial(own.of_trial, remote=remote)
         self._engine, self._figure, self._folder = engine, figure, folder
+        self.environments = Environments(root, folder / "libraries")
 
     def plan(self, state: State) -> dict[str, Action]:
         """Plan the figure and what it needs, in order. Raises: UsageError: there is none."""
-        manifest, name = state.model.data, state.model.name
+        name, own = state.model.name, self._engine
+        manifest = self.environments.manifest(state.model.data, own, state.pins)
         if self._figure == LATENCY:
             gates = GatesSpec.model_validate({LATENCY: {"tolerance": 1.0}}).model_dump()
             engines = [
-                {**engine, "gates": gates} if engine["name"] == self._engine else engine
+                {**engine, "gates": gates} if engine["name"] == own else engine
                 for engine in manifest["engines"]
             ]
-            state = state.with_manifest({**manifest, "engines": engines})
-        plan = ProjectPlan({name: state.model}, builder_versions(state.project.root)).of(name)
-        last = target_of(FIGURES[self._figure][0], name, self._engine)
+            manifest = {**manifest, "engines": engines}
+        planned = {name: state.with_manifest(manifest).model}
+        plan = ProjectPlan(planned, builder_versions(state.project.root)).of(name)
+        last = target_of(FIGURES[self._figure][0], name, own)
         if last not in plan:
             hint = "add `evaluate` to it" if self._figure == "accuracy" else "name another build"
             raise UsageError(f"the manifest of {name} plans no {last}", hint)
@@ -92,7 +97,11 @@ class StateBuilder:
             target = waiting.pop()
             needed.add(target)
             waiting += {*plan[target].after, *plan[target].order} - needed
-        return {target: action for target, action in plan.items() if target in needed}
+        return {
+            target: self.environments.action(action, manifest, state.pins)
+            for target, action in plan.items()
+            if target in needed
+        }
 
     def build(self, state: State, name: str = "work") -> StateBuild:
         """Build a state up to its figure in a folder of this name."""

@@ -16,15 +16,16 @@ _NAMED = ("engines", "commands")  # lists whose entries have names
 
 
 class Difference(NamedTuple):
-    """A field or a file; values are JSON or digests, None if absent."""
+    """A field, a library or a file; values are JSON, versions or digests, None if absent."""
 
     reason: StaleReason  # as `buildsys explain` has it
     path: tuple[str, ...] = ()  # of a field
+    library: tuple[str, str] = ("", "")  # toolchain, "" for our interpreter's, and name
 
     @property
     def file(self) -> str:
-        """The name of a file, "" for a field."""
-        return "" if self.path else self.reason.subject
+        """The name of a file, "" for others."""
+        return "" if self.path or any(self.library) else self.reason.subject
 
 
 def field_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Difference]:

@@ -1,54 +1,124 @@
-"""Versions of an engine's libraries as a toolchain of its manifest, which can be separated."""
+"""Libraries in other versions than here: environments with them, made on demand."""
 
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from buildsys.bisect.builds import State, StateBuild
-from buildsys.bisect.differences import Parts
+from buildsys.bisect.differences import Difference, Parts
 from buildsys.errors import BuildsysError
 from buildsys.execution.stale_reasons import StaleReason
+from buildsys.plan.action import Action, ToolchainRef
 from buildsys.report.formatting import fold
-from buildsys.stages.table import ENGINE
+from buildsys.stages.table import stage_info
 from buildsys.store.state_db import warn_on_stderr
 from buildsys.system.toolchains import locate_toolchain
+from buildsys.system.versions import ABSENT
 from buildsys.upgrade.shadow import make_shadow
 from buildsys.workers.registry import IDLE_VARIABLE
 
-_TOOL = "tool"
+_LIBRARY = re.compile(r"tool:([\w.-]+)")
+_OTHERS = ("python", "cc")  # programs that pip does not have
 
 
-def with_libraries(
-    build: StateBuild, recorded: Parts, differing: Sequence[StaleReason], folder: Path
-) -> tuple[State, list[StaleReason]]:
-    """Give an engine the differing libraries of its recorded build, if pip can install them.
+class Pin(NamedTuple):
+    """A library in another version than here."""
 
-    Returns the changed state, and the differences between libraries that it contains.
-    """
-    state, nothing = build.state, list[StaleReason]()
-    action = next(a for a in build.actions.values() if a.stage == ENGINE)
-    now, then = (parts.get(action.target, {}) for parts in (build.parts, recorded))
-    names = {*action.tools} - {"python"}
-    separated = [r for r in differing if r.kind == _TOOL and r.subject in names]
-    versions = {r.subject: then.get(f"{_TOOL}:{r.subject}", "") for r in separated}
-    packages = [f"{n}=={v}" for n, v in versions.items() if v not in ("", now.get(f"{_TOOL}:{n}"))]
-    if not packages:
-        return state, nothing
-    project, manifest, name = state.project, state.model.data, ", ".join(packages)
-    toolchain = action.toolchain and locate_toolchain(*action.toolchain, project.root, os.environ)
-    warn_on_stderr(f"{name} is installed into a temporary environment")
-    try:
-        shadow = make_shadow(folder, toolchain, packages, ())
-    except BuildsysError as error:
-        warn_on_stderr(f"{name} cannot be had: {fold(str(error))[0]}")
-        return state, nothing
-    os.environ[IDLE_VARIABLE] = "0"  # no server outlives the shadow
-    place = {"python": str(shadow.python), "env": toolchain.env if toolchain else {}}
-    changed = {
-        "toolchains": {**manifest.get("toolchains", {}), name: place},
-        "engines": [
-            {**engine, "toolchain": name} if engine["name"] == action.variant else engine
-            for engine in manifest["engines"]
-        ],
-    }
-    return state.with_manifest({**manifest, **changed}), separated
+    toolchain: str  # "" for our own interpreter
+    name: str
+    version: str
+    here: str
+
+
+def recorded_pins(
+    actions: Mapping[str, Action], recorded: Parts, here: Parts, names: Collection[str]
+) -> frozenset[Pin]:
+    """List the libraries of these names that a recorded build had in other versions."""
+    pins = set()
+    for target, action in actions.items():
+        then, now = recorded.get(target, {}), here.get(target, {})
+        for label in then.keys() & now.keys():
+            match = _LIBRARY.fullmatch(label)
+            name = match[1] if match else ""
+            if name not in names or name in (*_OTHERS, *action.peer_tools):
+                continue
+            if then[label] != now[label] and ABSENT not in (then[label], now[label]):
+                toolchain = action.runs_in.name if action.runs_in else ""
+                pins.add(Pin(toolchain, name, then[label], now[label]))
+    return frozenset(pins)
+
+
+def library_differences(old: Collection[Pin], new: Collection[Pin]) -> list[Difference]:
+    """List the libraries whose versions differ between two states."""
+    versions = [{pin[:2]: pin.version for pin in pins} for pins in (old, new)]
+    differing = {pin[:2]: pin.here for pin in (*old, *new) if (pin in old) != (pin in new)}
+    differences = []
+    for library, here in sorted(differing.items()):
+        before, after = (of_state.get(library, here) for of_state in versions)
+        reason = StaleReason("tool", library[1], before, after)
+        differences.append(Difference(reason, library=library))
+    return differences
+
+
+class Environments:
+    """Environments with pinned libraries, below a temporary folder."""
+
+    def __init__(self, project: Path, folder: Path) -> None:
+        self._project, self._folder = project, folder
+        self._made: dict[frozenset[Pin], ToolchainRef] = {}
+
+    def available(self, pins: Iterable[Pin], manifest: Mapping[str, Any]) -> frozenset[Pin]:
+        """Leave out the pins of interpreters for which pip cannot install them."""
+        available = set[Pin]()
+        for toolchain in {pin.toolchain for pin in pins}:
+            own = frozenset(pin for pin in pins if pin.toolchain == toolchain)
+            try:
+                self._with(own, manifest)
+            except BuildsysError as error:
+                warn_on_stderr(f"{_packages(own)} cannot be had: {fold(str(error))[0]}")
+            else:
+                available |= own
+        return frozenset(available)
+
+    def manifest(
+        self, manifest: Mapping[str, Any], engine: str, pins: Iterable[Pin]
+    ) -> Mapping[str, Any]:
+        """Let an engine run in an environment with the pins of its interpreter."""
+        engines = {entry["name"]: entry for entry in manifest["engines"]}
+        toolchain = engines.get(engine, {}).get("toolchain") or ""
+        if not (own := frozenset(pin for pin in pins if pin.toolchain == toolchain)):
+            return manifest
+        name, python, variables = self._with(own, manifest)
+        place = {"python": python, "env": dict(variables)}
+        engines[engine] = {**engines[engine], "toolchain": name}
+        toolchains = {**manifest.get("toolchains", {}), name: place}
+        return {**manifest, "toolchains": toolchains, "engines": [*engines.values()]}
+
+    def action(self, action: Action, manifest: Mapping[str, Any], pins: Iterable[Pin]) -> Action:
+        """Let an action of our own interpreter run with its pins."""
+        own = frozenset(pin for pin in pins if not pin.toolchain)
+        if not own or action.toolchain or stage_info(action.stage).in_own_interpreter:
+            return action
+        return replace(action, toolchain=self._with(own, manifest))
+
+    def _with(self, pins: frozenset[Pin], manifest: Mapping[str, Any]) -> ToolchainRef:
+        """Make an environment with pins of one interpreter. Raises: BuildsysError."""
+        if pins not in self._made:
+            (toolchain,) = {pin.toolchain for pin in pins}
+            place = manifest.get("toolchains", {}).get(toolchain)
+            variables = tuple(sorted(place["env"].items())) if place else ()
+            located = place and locate_toolchain(
+                toolchain, place["python"], variables, self._project, os.environ
+            )
+            warn_on_stderr(f"installing {_packages(pins)} into a temporary environment")
+            folder = self._folder / str(len(self._made))
+            shadow = make_shadow(folder, located, _packages(pins).split(", "), ())
+            os.environ[IDLE_VARIABLE] = "0"  # no server outlives it
+            self._made[pins] = ToolchainRef(_packages(pins), str(shadow.python), variables)
+        return self._made[pins]
+
+
+def _packages(pins: Iterable[Pin]) -> str:
+    return ", ".join(sorted(f"{pin.name}=={pin.version}" for pin in pins))

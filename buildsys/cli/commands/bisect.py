@@ -49,10 +49,10 @@ def run(options: Namespace) -> int:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="buildsys-bisect-")))
         ends = _Ends(session, engine.model, engine.variant, stack)
         good, bad = (ends.find(when.removeprefix("@")) for when in (options.good, options.bad))
-        builder = StateBuilder(session.executor, engine.variant, options.figure, folder)
+        root, figure = session.project.root, options.figure
+        builder = StateBuilder(session.executor, root, engine.variant, figure, folder)
         report = partial(_report, is_quiet=options.json)
-        root = session.project.root
-        bisection = Bisection(builder, options.figure, root, folder / "backup", report)
+        bisection = Bisection(builder, figure, root, folder / "backup", report)
         cause = bisection.run(good, bad, ends.between(good, bad), ends.built_commits())
     commit = "" if bisection.skipped else bisection.between[1].commit
     reasons = [difference.reason for difference in bisection.differences]

@@ -19,31 +19,41 @@ from buildsys.upgrade.shadow import make_shadow
 
 INSTALLED = metadata.version("onnxruntime")
 VERSION = "99.0+planted"
-# the installed package under another version, with a session that doubles some outputs
+# the installed package under another version
 PLANTED = """
 import os, sys
 
-_place = next(e for e in sys.path if os.path.isdir(os.path.join(e, "onnxruntime", "capi")))
-_place = os.path.join(_place, "onnxruntime")
-__path__ = [_place]
-exec(compile(open(os.path.join(_place, "__init__.py")).read(), _place, "exec"))
-
+_places = [os.path.join(entry, __name__, "__init__.py") for entry in sys.path]
+_place = next(p for p in _places if os.path.exists(p) and "_place" not in open(p).read())
+__path__ = [os.path.dirname(_place)]
+exec(compile(open(_place).read(), _place, "exec"))
+"""
+# a session that doubles some outputs
+DOUBLED = """
 class InferenceSession(InferenceSession):
     def run(self, *args, **kwargs):
         factor = 2 if self.get_inputs()[0].name == "wrong" else 1
         return [factor * array for array in super().run(*args, **kwargs)]
 """
+LARGER = """
+_simplify = simplify
+
+def simplify(*args, **kwargs):
+    model, *others = _simplify(*args, **kwargs)
+    model.doc_string = "larger" * 1000
+    return model, *others
+"""
 
 
-def make_wheel(folder: Path) -> Path:
-    info = f"onnxruntime-{VERSION}.dist-info"
+def make_wheel(folder: Path, package: str = "onnxruntime", change: str = DOUBLED) -> Path:
+    info = f"{package}-{VERSION}.dist-info"
     files = {
-        "onnxruntime/__init__.py": PLANTED,
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: onnxruntime\nVersion: {VERSION}\n",
+        f"{package}/__init__.py": PLANTED + change,
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {package}\nVersion: {VERSION}\n",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
     files[f"{info}/RECORD"] = "".join(f"{name},,\n" for name in files)
-    wheel = folder / f"onnxruntime-{VERSION}-py3-none-any.whl"
+    wheel = folder / f"{package}-{VERSION}-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         for name, text in files.items():
             archive.writestr(name, text)
@@ -140,11 +150,11 @@ def test_a_wrong_model_is_held_back_and_the_other_one_is_not(
     os.environ.get("BUILDSYS_LONG_TESTS", "0") in ("", "0"),
     reason="builds in two environments for 20 s; run with BUILDSYS_LONG_TESTS=1",
 )
-def test_bisect_separates_a_library_from_other_changes_by_a_toolchain(tmp_path: Path) -> None:
-    project, manifest = tmp_path / "project", "configs/models/wrong.yaml"
-    add_model(project, "wrong")
+def test_bisect_separates_libraries_from_each_other(tmp_path: Path) -> None:
+    project, manifest = tmp_path / "project", "configs/models/large.yaml"
+    add_model(project, "large")
     (project / "buildsys.toml").touch()
-    make_wheel(tmp_path)
+    wheels = [make_wheel(tmp_path), make_wheel(tmp_path, "onnxsim", LARGER)]
     environment = {**os.environ, "PIP_NO_INDEX": "1", "BUILDSYS_WORKER_IDLE": "0"}
     environment["PIP_FIND_LINKS"] = str(tmp_path)
 
@@ -154,16 +164,17 @@ def test_bisect_separates_a_library_from_other_changes_by_a_toolchain(tmp_path: 
             command, cwd=project, env=environment, check=True, capture_output=True, text=True
         ).stdout
 
-    buildsys(sys.executable, "build", "verify:wrong:ort")
+    buildsys(sys.executable, "build", "verify:large:ort")
     text = (project / manifest).read_text()
     (project / manifest).write_text(text.replace('"max": 2', '"max": 4'))
-    package = f"onnxruntime=={VERSION}"
-    shadow = make_shadow(tmp_path / "shadow", None, [package], [str(tmp_path)])
-    buildsys(shadow.python, "build", "verify:wrong:ort")
-    ends = ("--figure", "error", "--good", "previous", "--bad", "last", "--json")
-    document = json.loads(buildsys(sys.executable, "bisect", "wrong:ort", *ends))
+    shadow = make_shadow(tmp_path / "shadow", None, [*map(str, wheels)], [])
+    buildsys(shadow.python, "build", "verify:large:ort")
+    ends = ("--figure", "size", "--good", "previous", "--bad", "last", "--json")
+    document = json.loads(buildsys(sys.executable, "bisect", "large:ort", *ends))
     ((cause,),) = document["cause"]
-    assert cause["text"] == f'engine.toolchain: null → "{package}"'
+    assert (cause["kind"], cause["subject"], cause["new"]) == ("tool", "onnxsim", VERSION)
     assert (document["bad_alone"], document["good_without"]) == (True, True)
-    assert len(document["differences"]) == 2
-    assert not [each for each in document["not_separable"] if each["subject"] == "onnxruntime"]
+    assert [each["subject"] for each in document["differences"]] == [
+        "dims.batch.max", "onnxruntime", "onnxsim",
+    ]  # fmt: skip
+    assert document["not_separable"] == []
