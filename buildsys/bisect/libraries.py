@@ -5,6 +5,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any, NamedTuple
 
 from buildsys.bisect.differences import Difference, Parts
@@ -70,17 +71,23 @@ class Environments:
         self._made: dict[frozenset[Pin], ToolchainRef] = {}
 
     def available(self, pins: Iterable[Pin], manifest: Mapping[str, Any]) -> frozenset[Pin]:
-        """Leave out the pins of interpreters for which pip cannot install them."""
+        """Leave out pins that pip cannot install."""
         available = set[Pin]()
         for toolchain in {pin.toolchain for pin in pins}:
             own = frozenset(pin for pin in pins if pin.toolchain == toolchain)
-            try:
-                self._with(own, manifest)
-            except BuildsysError as error:
-                warn_on_stderr(f"{_packages(own)} cannot be had: {fold(str(error))[0]}")
-            else:
-                available |= own
+            if not self._can_have(own, manifest):
+                own = frozenset(pin for pin in own if self._can_have(frozenset([pin]), manifest))
+                own = own if own and self._can_have(own, manifest) else frozenset()
+            available |= own
         return frozenset(available)
+
+    def _can_have(self, pins: frozenset[Pin], manifest: Mapping[str, Any]) -> bool:
+        try:
+            self._with(pins, manifest)
+        except BuildsysError as error:
+            warn_on_stderr(f"{_packages(pins)} cannot be had: {fold(str(error))[0]}")
+            return False
+        return True
 
     def manifest(
         self, manifest: Mapping[str, Any], engine: str, pins: Iterable[Pin]
@@ -113,7 +120,8 @@ class Environments:
                 toolchain, place["python"], variables, self._project, os.environ
             )
             warn_on_stderr(f"installing {_packages(pins)} into a temporary environment")
-            folder = self._folder / str(len(self._made))
+            self._folder.mkdir(parents=True, exist_ok=True)
+            folder = Path(mkdtemp(dir=self._folder))
             shadow = make_shadow(folder, located, _packages(pins).split(", "), ())
             os.environ[IDLE_VARIABLE] = "0"  # no server outlives it
             self._made[pins] = ToolchainRef(_packages(pins), str(shadow.python), variables)

@@ -1,5 +1,7 @@
 """Libraries that recorded builds had in other versions, and mixtures of them."""
 
+import zipfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,7 +28,8 @@ def test_pins_belong_to_the_interpreter_that_has_the_library() -> None:
         )
     }
     numbers = {"tool:onnx": "1", "tool:tensorrt": "1", "tool:python": "1", "device:gpu": "1"}
-    recorded = dict.fromkeys(actions, {**numbers, "tool:rtx/onnx": "1", "tool:new": "absent"})
+    numbers |= {"tool:rtx/onnx": "1", "tool:new": "absent"}
+    recorded = dict.fromkeys(actions, numbers)
     here = {
         target: {**dict.fromkeys(recorded[target], "2"), "tool:rtx/onnx": "2", "tool:new": "1"}
         for target in actions
@@ -52,9 +55,15 @@ def test_a_library_without_a_pin_is_the_one_here(swapped: bool) -> None:
 
 
 def test_libraries_that_pip_does_not_have_are_left_out(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    gone = Pin("", "no-such-library", "1", "2")
-    assert Environments(tmp_path, tmp_path / "made").available([gone], {}) == set()
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    info = "ours-1.dist-info"
+    with zipfile.ZipFile(tmp_path / "ours-1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: ours\nVersion: 1\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    ours, gone = (Pin("", name, "1", "2") for name in ("ours", "no-such-library"))
+    assert Environments(tmp_path, tmp_path / "made").available([ours, gone], {}) == {ours}
     assert "no-such-library==1 cannot be had: pip cannot install" in capsys.readouterr().err
