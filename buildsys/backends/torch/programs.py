@@ -33,10 +33,12 @@ def load_program(request: BuildRequest) -> tuple[Program, dict[str, Any]]:
     if changed := program.graph_signature.buffers_to_mutate.values():
         text = f"model {request.model}: forward changes the buffer {', '.join(changed)}"
         raise StageError(text, "an engine keeps no state: return it, and pass it as an input")
-    free_strides(program)
+    # images are faster on a GPU in this layout
+    is_free = free_strides(program) and DESCRIPTION.runs_on_gpu(request.options)
+    layout = torch.channels_last if is_free else torch.preserve_format
     if dtype := _DTYPES.get(request.options["precision"]):
         request.progress("converting the program")
-        program = _converted(program, ports, dtype, request)
+        program = _exported(_Converted(program, dtype, layout), ports, request)
     return program, ports
 
 
@@ -47,33 +49,29 @@ class _Converted(torch.nn.Module):
         super().__init__()
         self.program: Any = program.module(check_guards=False).to(dtype)
         self.program.to(memory_format=layout)
-        self._dtype = dtype
+        self.dtype = dtype
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Convert float32 inputs, and outputs of the type back."""
         outputs = self.program(
-            *(x.to(self._dtype) if x.dtype == torch.float32 else x for x in inputs)
+            *(x.to(self.dtype) if x.dtype == torch.float32 else x for x in inputs)
         )
         outputs = (outputs,) if isinstance(outputs, torch.Tensor) else outputs
-        return tuple(y.float() if y.dtype == self._dtype else y for y in outputs)
+        return tuple(y.float() if y.dtype == self.dtype else y for y in outputs)
 
 
-def _converted(
-    program: Program, ports: Mapping[str, Any], dtype: torch.dtype, request: BuildRequest
-) -> Program:
-    """Capture the program in another float type."""
+def _exported(network: _Converted, ports: Mapping[str, Any], request: BuildRequest) -> Program:
+    """Capture a converted program."""
     hints = {
         name: torch.export.Dim.DYNAMIC(min=span["min"], max=span["max"])
         for name, span in request.dims.items()
     }
     shapes = [port["shape"] for port in ports["inputs"]]
     dynamic = tuple({a: hints[s] for a, s in enumerate(shape) if s in hints} for shape in shapes)
-    on_gpu = DESCRIPTION.runs_on_gpu(request.options)  # where images are faster in this layout
-    layout = torch.channels_last if on_gpu else torch.preserve_format
-    what = f"model {request.model}: PyTorch cannot convert the program to {dtype}"
+    what = f"model {request.model}: PyTorch cannot convert the program to {network.dtype}"
     with one_sentence(what, "use fp32, or convert parts of the network in its own code"):
         return torch.export.export(
-            _Converted(program, dtype, layout),
+            network,
             example_inputs(ports, request),
             dynamic_shapes=(dynamic,),
             strict=False,

@@ -14,9 +14,14 @@ _ATEN = torch.ops.aten
 _MATRIX_RANK = 2
 
 
-def free_strides(program: torch.export.ExportedProgram) -> None:
-    """Rewrite calls that need tensors in a certain order, or are slow in another one."""
+def free_strides(program: torch.export.ExportedProgram) -> bool:
+    """Rewrite calls that need tensors in a certain order, or are slow in another one.
+
+    Returns: False, without a change, for a program that reads memory by strides of its own.
+    """
     graph = program.graph
+    if any("as_strided" in str(node.target) for node in graph.nodes):
+        return False
     for node in graph.nodes:
         if node.target is _ATEN.view.default:  # refused for an image whose channels lie last
             node.target = _ATEN.reshape.default
@@ -30,6 +35,7 @@ def free_strides(program: torch.export.ExportedProgram) -> None:
             node.replace_all_uses_with(node.args[0])
     graph.eliminate_dead_code()
     program.graph_module.recompile()
+    return True
 
 
 def _multiply_once(node: Any) -> None:

@@ -221,3 +221,23 @@ def test_strides_make_no_small_products_and_no_view_impossible(
     assert len(products) == 2  # inside of the attention
     # which reads its inputs where the layer in front of it has written them
     assert "clone" not in map(operator, program.graph.nodes)
+
+
+class OwnStrides(torch.nn.Module):
+    """Reads the memory of an image that has just been convolved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = torch.nn.Conv2d(3, 16, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(x).as_strided((x.shape[0], 4, 4), (1024, 64, 1))
+
+
+def test_memory_that_the_network_reads_itself_keeps_its_order(tmp_path: Path) -> None:
+    source = captured_by_hand(tmp_path, OwnStrides())
+    asked = build_request(tmp_path / "e", source, mode="cuda_graph", precision="fp16")
+    inputs = random_x(4)
+    output = output_of(load_program(asked)[0], inputs)
+    np.testing.assert_allclose(output, expected(source, inputs), atol=5e-3)
