@@ -29,13 +29,16 @@ def load_program(request: BuildRequest) -> tuple[Program, dict[str, Any]]:
     """
     request.progress("reading the program")
     program, ports = load_captured(request, "PyTorch")
-    program = program.run_decompositions({})  # without calls that change tensors
-    if changed := program.graph_signature.buffers_to_mutate.values():
+    functional = program.run_decompositions({})  # without calls that change tensors
+    if changed := functional.graph_signature.buffers_to_mutate.values():
         text = f"model {request.model}: forward changes the buffer {', '.join(changed)}"
         raise StageError(text, "an engine keeps no state: return it, and pass it as an input")
-    # images are faster on a GPU in this layout
-    is_free = free_strides(program) and DESCRIPTION.runs_on_gpu(request.options)
-    layout = torch.channels_last if is_free else torch.preserve_format
+    layout = torch.preserve_format
+    # not for AOTInductor, which renames constants of functional programs
+    if DESCRIPTION.runs_on_gpu(request.options):
+        program = functional
+        if free_strides(program):
+            layout = torch.channels_last  # in which images are faster
     if dtype := _DTYPES.get(request.options["precision"]):
         request.progress("converting the program")
         program = _exported(_Converted(program, dtype, layout), ports, request)

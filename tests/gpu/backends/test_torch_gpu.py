@@ -35,7 +35,7 @@ backend = load_backend("torch")
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return captured_program(tmp_path_factory.mktemp("program"), "torch", "Small")
+    return captured_program(tmp_path_factory.mktemp("program"), "torch", "Masked")
 
 
 @pytest.fixture(scope="module", params=MODES)

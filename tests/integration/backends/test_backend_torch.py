@@ -45,7 +45,7 @@ def outputs(engine: Path, inputs: dict[str, Tensor]) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return captured_program(tmp_path_factory.mktemp("program"), "torch", "Small")
+    return captured_program(tmp_path_factory.mktemp("program"), "torch", "Masked")
 
 
 @pytest.fixture(scope="module")
