@@ -58,11 +58,15 @@ def _split_heads_in_place(node: Any) -> None:
     if not _calls(merged, _ATEN.reshape.default):
         return
     source = merged.args[0]
-    before, after = _value(source).shape, _value(node).shape
-    if len(before) == 3 and len(after) == 4:
+    before, between, after = (_value(part).shape for part in (source, merged, node))
+    if (len(before), len(between), len(after)) == (3, 3, 4):
         batch, heads, length, size = after
-        needed = (length, batch, heads * size)
-        if all(statically_known_true(a == b) for a, b in zip(before, needed, strict=True)):
+        pairs = zip(
+            (*before, *between),
+            (length, batch, heads * size, length, batch * heads, size),
+            strict=True,
+        )
+        if all(statically_known_true(a == b) for a, b in pairs):
             sizes = [sizes[axis] for axis in (2, 0, 1, 3)]
             split = _inserted(node, _ATEN.reshape.default, source, sizes)
             node.replace_all_uses_with(_inserted(node, _ATEN.permute.default, split, [1, 2, 0, 3]))

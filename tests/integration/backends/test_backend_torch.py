@@ -24,6 +24,7 @@ from torch_programs import (
 
 from buildsys.backends.interface import load_backend
 from buildsys.backends.torch.programs import load_program, operator
+from buildsys.backends.torch.strides import free_strides
 from buildsys.errors import StageError, Unavailable
 from buildsys.onnx_graphs.tensors import Tensor
 from buildsys.system.backend_registry import Record
@@ -241,3 +242,24 @@ def test_memory_that_the_network_reads_itself_keeps_its_order(tmp_path: Path) ->
     inputs = random_x(4)
     output = output_of(load_program(asked)[0], inputs)
     np.testing.assert_allclose(output, expected(source, inputs), atol=5e-3)
+
+
+class Split(torch.nn.Module):
+    """Splits rows into heads, perhaps not as attention does."""
+
+    def __init__(self, heads: int, size: int) -> None:
+        super().__init__()
+        self.heads, self.size = heads, size
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        merged = x.reshape(5, 3 * 8, 8).transpose(0, 1)
+        return merged.reshape(3, self.heads, 5, self.size).square()
+
+
+@pytest.mark.parametrize(("heads", "size"), [(8, 8), (4, 16), (16, 4)])
+def test_only_heads_of_attention_are_split_in_place(heads: int, size: int) -> None:
+    network, x = Split(heads, size), torch.randn(5, 3, 64)
+    program = torch.export.export(network, (x,), strict=False)
+    assert free_strides(program)
+    np.testing.assert_array_equal(program.module()(x), network(x))
+    assert ("permute" in map(operator, program.graph.nodes)) == (size == 8)
