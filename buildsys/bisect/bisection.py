@@ -15,7 +15,7 @@ from buildsys.bisect.differences import (
     mix_files,
     with_fields,
 )
-from buildsys.bisect.libraries import library_differences, recorded_pins
+from buildsys.bisect.libraries import library_differences, mix_pins, recorded_pins
 from buildsys.bisect.search import GOOD, Answer, Cause, CauseSearch, find_boundary
 from buildsys.errors import BuildsysError, CheckFailed, UsageError
 from buildsys.execution.stale_reasons import StaleReason
@@ -156,10 +156,8 @@ class Bisection:
             others = names - changed if is_swapped else changed
             mix_files(names, others, self.backup, other_tree, tree)
             manifest = with_fields(manifests[0], [each for each in chosen if each.path])
-            libraries = {each.library for each in chosen}
-            mixed = {p for is_new in (0, 1) for p in pins[is_new] if (p[:2] in libraries) == is_new}
-            state = base.state.with_manifest(manifest)._replace(pins=frozenset(mixed))
-            build = self.builder.build(state)
+            mixed = mix_pins(*pins, {each.library for each in chosen})
+            build = self.builder.build(base.state.with_manifest(manifest)._replace(pins=mixed))
             name = f"{len(chosen)} of {len(self.differences)} differences"
             return self._add(name, build, *judge.judge(build))
 

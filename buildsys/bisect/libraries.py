@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from buildsys.bisect.differences import Difference, Parts
 from buildsys.errors import BuildsysError
+from buildsys.execution.key_parts import TOOL
 from buildsys.execution.stale_reasons import StaleReason
 from buildsys.plan.action import Action, ToolchainRef
 from buildsys.report.formatting import fold
@@ -20,7 +21,7 @@ from buildsys.system.versions import ABSENT
 from buildsys.upgrade.shadow import make_shadow
 from buildsys.workers.registry import IDLE_VARIABLE
 
-_LIBRARY = re.compile(r"tool:([\w.-]+)")
+_LIBRARY = re.compile(rf"{TOOL}([\w.-]+)")
 _OTHERS = ("python", "cc")  # programs that pip does not have
 
 
@@ -61,6 +62,14 @@ def library_differences(old: Collection[Pin], new: Collection[Pin]) -> list[Diff
         reason = StaleReason("tool", library[1], before, after)
         differences.append(Difference(reason, library=library))
     return differences
+
+
+def mix_pins(
+    old: Iterable[Pin], new: Iterable[Pin], libraries: Collection[tuple[str, str]]
+) -> frozenset[Pin]:
+    """Give some libraries their new versions."""
+    kept = {pin for pin in old if pin[:2] not in libraries}
+    return frozenset(kept | {pin for pin in new if pin[:2] in libraries})
 
 
 class Environments:

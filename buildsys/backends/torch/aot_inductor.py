@@ -55,7 +55,7 @@ def compile_package(
     settings: dict[str, Any] = {
         "aot_inductor.package_constants_in_so": False,
         "aot_inductor.metadata": {_INTERFACE: json.dumps(interface, sort_keys=True)},
-        "always_keep_tensor_constants": True,  # else small ones end up in the code
+        "always_keep_tensor_constants": True,  # else the code contains small constants
         "cpp.dynamic_threads": True,  # else the number of threads here is compiled in
     }
     program.example_inputs = (example_inputs(interface, request), {})

@@ -110,7 +110,7 @@ class CudaGraphSession:
         return results
 
     def contenders(self, inputs: Mapping[str, Tensor], timing: GpuTiming) -> dict[str, Contender]:
-        """Make a contender, and close those of earlier calls."""
+        """Make a contender and close all earlier contenders."""
         self._stack.close()
         gpu = Device(0)  # shares PyTorch's context
         self._stack.callback(gpu.close)

@@ -30,6 +30,7 @@ def free_strides(program: torch.export.ExportedProgram) -> bool:
             _multiply_once(node)
         elif node.target is _ATEN.reshape.default:
             _split_heads_in_place(node)
+    # query, key and value of attention are copied as one tensor, and then taken apart
     for node in graph.find_nodes(op="call_function", target=_ATEN.clone.default):
         if all(user.target is _ATEN.select.int for user in node.users):
             node.replace_all_uses_with(node.args[0])
@@ -80,10 +81,10 @@ def _value(node: Any) -> Any:
     return node.meta["val"]
 
 
-def _inserted(node: Node, target: Any, source: Any, *arguments: Sequence[Any]) -> Node:
+def _inserted(node: Node, target: Any, source: Any, *sizes: Sequence[Any]) -> Node:
     """Insert a call in front of a node."""
     with node.graph.inserting_before(node):
-        call = node.graph.call_function(target, (source, *arguments))
-    known = [[_value(n) if isinstance(n, Node) else n for n in list_] for list_ in arguments]
+        call = node.graph.call_function(target, (source, *sizes))
+    known = [[_value(n) if isinstance(n, Node) else n for n in values] for values in sizes]
     call.meta["val"] = target(_value(source), *known)
     return call
