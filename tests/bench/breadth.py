@@ -174,8 +174,8 @@ def new_command(model: str, folder: Path) -> list[str]:
     library, _, name = model.partition("/")
     if library == "transformers":
         config = {"model_type": name, **TRANSFORMERS[name]}
-        (folder / "config.json").write_text(json.dumps(config))
-        return ["new", name, "--from", "hf:config.json"]
+        (folder / f"{name}.json").write_text(json.dumps(config))
+        return ["new", name, "--from", f"hf:{name}.json"]
     kwargs, shape = TORCHVISION[name] if library == "torchvision" else ({}, "")
     options = ["--kwargs", json.dumps(kwargs)] if kwargs else []
     options += [part for text in shape.split() for part in ("--input", text)]

@@ -110,20 +110,22 @@ def make_project(
         {"toolchains": {_TOOLCHAIN: {"python": python}}} if python else {},
     )
     for model in models:
-        manifest = _manifest(model, precisions, bench, with_toolchain=bool(python))
+        manifest = _manifest(model, precisions, bench)
         _write(root / f"configs/models/{model}.yaml", {**manifest, "export": dict(export or {})})
     return ModelProject(root)
 
 
-def _manifest(
-    model: str, precisions: Sequence[str], bench: Mapping[str, Any], *, with_toolchain: bool
-) -> dict[str, Any]:
+def tensorrt_fields() -> dict[str, Any]:
+    """Return the fields that an engine of TensorRT needs here."""
     sources = os.environ.get("BUILDSYS_TEST_TACTIC_SOURCES", "").lower()
-    fields = {
+    return {
         "backend": "tensorrt",
-        **({"toolchain": _TOOLCHAIN} if with_toolchain else {}),
+        **({"toolchain": _TOOLCHAIN} if os.environ.get("BUILDSYS_TEST_TOOLCHAIN") else {}),
         **({"tactic_sources": sources.split(",")} if sources else {}),
     }
+
+
+def _manifest(model: str, precisions: Sequence[str], bench: Mapping[str, Any]) -> dict[str, Any]:
     algorithm = _ALGORITHMS.get(model, "minmax")
     calibration = {"data": {"input0": _PHOTOS}, "algorithm": algorithm, "batches": 8}
     return {
@@ -139,7 +141,7 @@ def _manifest(
            if "int8" in precisions and model in _EXCLUDED else {}),
         "engines": [
             {"name": f"trt-{precision}", "precision": precision, **_own_fields(model, precision),
-             **fields}
+             **tensorrt_fields()}
             for precision in precisions
         ],
         "bench": {

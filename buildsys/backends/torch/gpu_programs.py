@@ -138,20 +138,33 @@ def _compile(
     rest = iter(zeros(interface["inputs"], interface["opt"], "cuda"))
     values: list[Any] = [next(rest) if v is None else v for _, _, v in arguments(program)]
     autotune = request.options["autotune"]
-    forms = {_FIXED: "from_example_inputs"}
+    forms = {_FIXED: ("from_example_inputs", values)}
     if any(isinstance(n, str) for port in interface["inputs"] for n in port["shape"]):
-        forms[_RANGES] = "from_graph"
+        forms[_RANGES] = ("from_graph", symbolic_arguments(program))
     tf32 = float32_arithmetic(tf32=interface["tf32"])
     tuned = config.patch(max_autotune=autotune, coordinate_descent_tuning=autotune)
     with compiler_cache(), tf32, tuned, torch.inference_mode():
-        for file, sizes in forms.items():
+        for file, (sizes, examples) in forms.items():
             request.progress(f"compiling for {'opt' if file == _FIXED else 'all'} sizes of dims")
             compiled: Any = standalone_compile(
                 program.graph_module,
-                values,
+                examples,
                 dynamic_shapes=sizes,  # type: ignore[arg-type]
             )
             compiled.save(path=str(folder / file), format="binary")
+
+
+def symbolic_arguments(program: Program) -> list[Any]:
+    """Return arguments to compile a program for all sizes of dims, and mark its outputs for it.
+
+    Only dims are symbols. With real tensors, so would be each size of a weight: a small network
+    took minutes.
+    """
+    graph = program.graph_module.graph
+    for node in graph.output_node().args[0]:
+        if isinstance(node, torch.fx.Node):
+            node.meta["example_value"] = node.meta["val"]  # where PyTorch looks for the symbols
+    return [node.meta["val"] for node in graph.find_nodes(op="placeholder")]
 
 
 def read_interface(engine: Path) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from buildsys.errors import StageError
 from buildsys.system.files import sha256_of
 
 Program = torch.export.ExportedProgram
-_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 # operators on matrices, whose types decide how fast an engine is
 _MATRICES = ("convolution", "mm", "addmm", "bmm", "baddbmm", "linear", "conv", "scaled_dot_product")
 
@@ -33,24 +33,27 @@ def load_program(request: BuildRequest) -> tuple[Program, dict[str, Any]]:
     if changed := functional.graph_signature.buffers_to_mutate.values():
         text = f"model {request.model}: forward changes the buffer {', '.join(changed)}"
         raise StageError(text, "an engine keeps no state: return it, and pass it as an input")
-    layout = torch.preserve_format
+    dtype, layout = _DTYPES[request.options["precision"]], torch.preserve_format
     # not for AOTInductor, which renames constants of functional programs
-    if DESCRIPTION.runs_on_gpu(request.options):
+    if on_gpu := DESCRIPTION.runs_on_gpu(request.options):
         program = functional
         if free_strides(program):
             layout = torch.channels_last  # in which images are faster
-    if dtype := _DTYPES.get(request.options["precision"]):
+    # symbols of a program from a file are not fit for standalone_compile
+    if on_gpu or dtype != torch.float32:
         request.progress("converting the program")
         program = _exported(_Converted(program, dtype, layout), ports, request)
     return program, ports
 
 
 class _Converted(torch.nn.Module):
-    """A program in another float type, with the inputs and outputs that it had."""
+    """A program in a float type, float32 as it is, with the inputs and outputs that it had."""
 
     def __init__(self, program: Program, dtype: torch.dtype, layout: torch.memory_format) -> None:
         super().__init__()
-        self.program: Any = program.module(check_guards=False).to(dtype)
+        self.program: Any = program.module(check_guards=False)
+        if dtype != torch.float32:
+            self.program.to(dtype)
         self.program.to(memory_format=layout)
         self.dtype = dtype
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from engine_jobs import captured_program, random_x
+from torch._inductor import config, standalone_compile
 from torch_programs import (
     build_recorded,
     build_request,
@@ -23,6 +24,7 @@ from torch_programs import (
 )
 
 from buildsys.backends.interface import load_backend
+from buildsys.backends.torch.gpu_programs import symbolic_arguments
 from buildsys.backends.torch.programs import load_program, operator
 from buildsys.backends.torch.strides import free_strides
 from buildsys.errors import StageError, Unavailable
@@ -177,11 +179,9 @@ def test_networks_with_state_are_refused(change: Any, tmp_path: Path) -> None:
         backend.build(build_request(tmp_path, source))
 
 
-def test_without_a_compiler_an_engine_is_unavailable(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("no-compiler",))
-    with pytest.raises(Unavailable, match=r"needs a C\+\+ compiler, and there is none"):
+def test_without_a_compiler_an_engine_is_unavailable(source: Path, tmp_path: Path) -> None:
+    without = config.patch({"cpp.cxx": ("no-compiler",)})
+    with without, pytest.raises(Unavailable, match=r"needs a C\+\+ compiler, and there is none"):
         backend.build(build_request(tmp_path, source))
 
 
@@ -222,6 +222,37 @@ def test_strides_make_no_small_products_and_no_view_impossible(
     assert len(products) == 2  # inside of the attention
     # which reads its inputs where the layer in front of it has written them
     assert "clone" not in map(operator, program.graph.nodes)
+
+
+def test_code_for_all_sizes_has_symbols_for_dims_only(tmp_path: Path) -> None:
+    source = captured_by_hand(tmp_path, Strided())
+    program, _ = load_program(build_request(tmp_path / "e", source, mode="compile"))
+    fakes = symbolic_arguments(program)
+    with torch.inference_mode():
+        compiled: Any = standalone_compile(program.graph_module, fakes, dynamic_shapes="from_graph")
+    sizes = fakes[-1].fake_mode.shape_env.var_to_range
+    assert [str(size) for size in sizes] == [str(fakes[-1].shape[0])]
+    for batch in (2, 3):
+        inputs = random_x(batch)
+        (output,) = compiled(*program.state_dict.values(), torch.from_numpy(inputs["x"].array))
+        right = expected(source, inputs)
+        np.testing.assert_allclose(output.detach(), right, rtol=1e-4, atol=1e-5)
+
+
+def test_dims_of_equal_sizes_remain_two(tmp_path: Path) -> None:
+    class Rows(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.flatten(0, 1).cumsum(0)
+
+    sizes = {axis: torch.export.Dim.DYNAMIC(min=2, max=8) for axis in (0, 1)}
+    program = torch.export.export(Rows(), (torch.zeros(4, 4, 3),), dynamic_shapes=(sizes,))
+    examples = symbolic_arguments(program)
+    with torch.inference_mode():
+        compiled: Any = standalone_compile(
+            program.graph_module, examples, dynamic_shapes="from_graph"
+        )
+    x = torch.rand(2, 5, 3)
+    torch.testing.assert_close(compiled(x)[0], Rows()(x))
 
 
 class OwnStrides(torch.nn.Module):
