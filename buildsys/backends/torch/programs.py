@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,18 @@ from buildsys.system.files import sha256_of
 Program = torch.export.ExportedProgram
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 # operators on matrices, whose types decide how fast an engine is
-_MATRICES = ("convolution", "mm", "addmm", "bmm", "baddbmm", "linear", "conv", "scaled_dot_product")
+_IMAGE_RANK = 4
+_MATRICES = (
+    "convolution",
+    "mm",
+    "matmul",
+    "addmm",
+    "bmm",
+    "baddbmm",
+    "linear",
+    "conv",
+    "scaled_dot_product",
+)
 
 
 def load_program(request: BuildRequest) -> tuple[Program, dict[str, Any]]:
@@ -54,7 +65,9 @@ class _Converted(torch.nn.Module):
         self.program: Any = program.module(check_guards=False)
         if dtype != torch.float32:
             self.program.to(dtype)
-        self.program.to(memory_format=layout)
+        for tensor in (*self.program.parameters(), *self.program.buffers()):
+            if tensor.dim() == _IMAGE_RANK:
+                tensor.data = tensor.data.contiguous(memory_format=layout)
         self.dtype = dtype
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -75,13 +88,19 @@ def _exported(network: _Converted, ports: Mapping[str, Any], request: BuildReque
     shapes = [port["shape"] for port in ports["inputs"]]
     dynamic = tuple({a: hints[s] for a, s in enumerate(shape) if s in hints} for shape in shapes)
     what = f"model {request.model}: PyTorch cannot convert the program to {network.dtype}"
-    with one_sentence(what, "use fp32, or convert parts of the network in its own code"):
-        return torch.export.export(
+    hint = "use fp32, or convert parts of the network in its own code"
+    with one_sentence(what, hint):
+        program = torch.export.export(
             network,
             example_inputs(ports, request),
             dynamic_shapes=(dynamic,),
             strict=False,
         )
+    for node in _matrix_operators(program.graph.nodes):  # capturing has not compared them
+        factors = [part for part in node.args[:3] if isinstance(part, torch.fx.Node)]
+        if len(dtypes := {str(part.meta["val"].dtype) for part in factors}) > 1:
+            raise StageError(f"{what}: {operator(node)} gets {' and '.join(sorted(dtypes))}", hint)
+    return program
 
 
 def example_inputs(ports: Mapping[str, Any], request: BuildRequest) -> tuple[torch.Tensor, ...]:
@@ -199,7 +218,11 @@ def operator(node: torch.fx.Node) -> str:
 
 def matrix_types(nodes: Sequence[torch.fx.Node]) -> Iterator[str]:
     """Yield the types of the results of operators on matrices."""
+    for node in _matrix_operators(nodes):
+        yield str(node.meta["val"].dtype).removeprefix("torch.")
+
+
+def _matrix_operators(nodes: Iterable[torch.fx.Node]) -> Iterator[torch.fx.Node]:
     for node in nodes:
-        value = node.meta.get("val")
-        if operator(node).startswith(_MATRICES) and isinstance(value, torch.Tensor):
-            yield str(value.dtype).removeprefix("torch.")
+        if operator(node).startswith(_MATRICES) and isinstance(node.meta.get("val"), torch.Tensor):
+            yield node

@@ -255,6 +255,35 @@ def test_dims_of_equal_sizes_remain_two(tmp_path: Path) -> None:
     torch.testing.assert_close(compiled(x)[0], Rows()(x))
 
 
+class Volumes(torch.nn.Module):
+    """Convolves volumes, and perhaps multiplies by numbers that stay in float32."""
+
+    def __init__(self, *, mixed: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.mixed = torch.nn.Conv3d(1, 4, 3, padding=1), mixed
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.conv(x[:, None])
+        return y.flatten(1) @ torch.eye(768, 5) if self.mixed else y
+
+
+def test_volumes_are_converted(tmp_path: Path) -> None:
+    source = captured_by_hand(tmp_path, Volumes(mixed=False))
+    asked = build_request(tmp_path / "e", source, mode="compile", precision="fp16")
+    inputs = random_x(4)
+    output = output_of(load_program(asked)[0], inputs)
+    np.testing.assert_allclose(output, expected(source, inputs), atol=5e-3)
+
+
+def test_products_of_two_types_are_refused(tmp_path: Path) -> None:
+    source = captured_by_hand(tmp_path, Volumes(mixed=True))
+    asked = build_request(tmp_path / "e", source, mode="compile", precision="fp16")
+    with pytest.raises(StageError, match=r"to torch.float16: matmul gets .*16 and .*32") as raised:
+        load_program(asked)
+    assert "use fp32" in raised.value.hint
+
+
 class OwnStrides(torch.nn.Module):
     """Reads the memory of an image that has just been convolved."""
 
