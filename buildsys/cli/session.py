@@ -297,7 +297,7 @@ class BuildSession(TargetNames):
         """
         self._raise_if_interrupted()
         action, started = self.actions[target], time.monotonic()
-        options: dict[str, Any] = {"force": target in self.fresh}
+        options: dict[str, Any] = {"force": self.always or target in self.fresh}
         if target in self.rebuilds:
             options = {"force": True, "request": self.rebuilds[target]}
         flaky = self.project.models[action.model].data["flaky"] if self.repeats_flaky else ()

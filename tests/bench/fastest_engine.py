@@ -124,6 +124,44 @@ def selected(patterns: list[str]) -> Iterator[str]:
             yield text
 
 
+def name_of(model: str) -> str:
+    """Name the manifest of LIBRARY/MODEL."""
+    return model.replace("/", "-")
+
+
+def prepare(
+    project: ModelProject, model: str, names: list[str], bench: dict[str, Any], on_cpu: bool
+) -> bool:
+    """Write the manifest of a model; return False if ``buildsys new`` fails."""
+    name = name_of(model)
+    if not (project.root / f"configs/models/{name}.yaml").exists():
+        command, _, *options = new_command(model, project.root)
+        ran = project.buildsys(command, name, *options)
+        if ran.returncode:
+            print(f"{name}: {ran.stdout[-500:]}", flush=True)
+            return False
+    choose_engines(project, name, names, bench, on_cpu=on_cpu)
+    return True
+
+
+def summary(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield the best engine of each model, and how many are as fast as PyTorch."""
+    by_model: dict[str, list[dict[str, Any]]] = {}
+    for figures in rows:
+        by_model.setdefault(figures["model"], []).append(figures)
+    best = {model: best_ratio(own) for model, own in by_model.items()}
+    for model, found in best.items():
+        if found:
+            absent = [text for own in by_model[model] for text in (own["left_out"] or {}).items()]
+            without = f", without {': '.join(absent[-1])[:200]}" if absent else ""
+            yield f"{model}: {found[1]} takes {found[0]:.3f} of PyTorch's best{without}"
+        else:
+            reasons = [reason for own in by_model[model] for reason in own["reasons"] if reason]
+            yield f"{model}: no engine was timed; {'; '.join(reasons[:1])[:300]}"
+    within = [found for found in best.values() if found and found[0] <= _LIMIT]
+    yield f"{len(within)} of {len(best)} models have an engine as fast as PyTorch's best"
+
+
 def main() -> None:
     """Build, time, print a line per engine and the best engine against the best of PyTorch."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -167,44 +205,6 @@ def main() -> None:
             with asked.out.open("a", encoding="utf-8") as file:
                 file.writelines(f"{json.dumps(figures)}\n" for figures in own)
     print(*summary(rows), sep="\n")
-
-
-def name_of(model: str) -> str:
-    """Name the manifest of LIBRARY/MODEL."""
-    return model.replace("/", "-")
-
-
-def prepare(
-    project: ModelProject, model: str, names: list[str], bench: dict[str, Any], on_cpu: bool
-) -> bool:
-    """Write the manifest of a model; return False if ``buildsys new`` fails."""
-    name = name_of(model)
-    if not (project.root / f"configs/models/{name}.yaml").exists():
-        command, _, *options = new_command(model, project.root)
-        ran = project.buildsys(command, name, *options)
-        if ran.returncode:
-            print(f"{name}: {ran.stdout[-500:]}", flush=True)
-            return False
-    choose_engines(project, name, names, bench, on_cpu=on_cpu)
-    return True
-
-
-def summary(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield the best engine of each model, and how many are as fast as PyTorch."""
-    by_model: dict[str, list[dict[str, Any]]] = {}
-    for figures in rows:
-        by_model.setdefault(figures["model"], []).append(figures)
-    best = {model: best_ratio(own) for model, own in by_model.items()}
-    for model, found in best.items():
-        if found:
-            absent = [text for own in by_model[model] for text in (own["left_out"] or {}).items()]
-            without = f", without {': '.join(absent[-1])[:200]}" if absent else ""
-            yield f"{model}: {found[1]} takes {found[0]:.3f} of PyTorch's best{without}"
-        else:
-            reasons = [reason for own in by_model[model] for reason in own["reasons"] if reason]
-            yield f"{model}: no engine was timed; {'; '.join(reasons[:1])[:300]}"
-    within = [found for found in best.values() if found and found[0] <= _LIMIT]
-    yield f"{len(within)} of {len(best)} models have an engine as fast as PyTorch's best"
 
 
 if __name__ == "__main__":

@@ -39,7 +39,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--continue", dest="keep_going", action="store_true",
         help="go on after a failure with what does not depend on it",
     )  # fmt: skip
-    parser.add_argument("--force", action="store_true", help="build even what is up to date")
+    parser.add_argument(
+        "--force", action="store_true", help="build even what is up to date or stored"
+    )
     parser.add_argument("-a", "--always-execute", dest="force", action="store_true", help=SUPPRESS)
     parser.add_argument(
         "-s", "--single", action="store_true", help="only the named targets, not what they need"

@@ -59,3 +59,11 @@ def test_it_stays_visible_and_is_measured_again_on_request(ready: ReadyProject) 
     assert f"ort     noisy   {REASON}" in best
     ready.edit(MANIFEST, NOISE, "noise: null")
     assert "passed" in ready.doit(BENCH).out
+
+
+def test_a_forced_run_measures_what_it_could_restore(ready: ReadyProject) -> None:
+    assert ready.doit(BENCH).code == 0
+    (ready.root / "build/a/bench/ort.json").unlink()
+    assert "1 passed in" in ready.doit("build", "--force", "-s", BENCH, program="buildsys").out
+    (ready.root / "build/a/bench/ort.json").unlink()
+    assert "1 restored in" in ready.doit("build", "-s", BENCH, program="buildsys").out
