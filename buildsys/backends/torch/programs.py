@@ -2,12 +2,14 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves, tree_map
 
 from buildsys.backends.captured_program import load_captured, one_sentence
 from buildsys.backends.interface import BuildRequest, EarlierBuild
@@ -18,19 +20,14 @@ from buildsys.system.files import sha256_of
 
 Program = torch.export.ExportedProgram
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-# operators on matrices, whose types decide how fast an engine is
 _IMAGE_RANK = 4
+# operators on matrices, whose types decide how fast an engine is
 _MATRICES = (
-    "convolution",
-    "mm",
-    "matmul",
-    "addmm",
-    "bmm",
-    "baddbmm",
-    "linear",
-    "conv",
+    "convolution", "mm", "matmul", "addmm", "bmm", "baddbmm", "linear", "conv", "einsum",
     "scaled_dot_product",
-)
+)  # fmt: skip
+# not those that promote types
+_OF_ONE_TYPE = (*_MATRICES, "layer_norm", "group_norm", "batch_norm", "instance_norm", "native_")
 
 
 def load_program(request: BuildRequest) -> tuple[Program, dict[str, Any]]:
@@ -58,7 +55,11 @@ def load_program(request: BuildRequest) -> tuple[Program, dict[str, Any]]:
 
 
 class _Converted(torch.nn.Module):
-    """A program in a float type, float32 as it is, with the inputs and outputs that it had."""
+    """A program in a float type, float32 as it is, with the inputs and outputs that it had.
+
+    A network that computes in float32 and goes back to its own type was captured with float32 for
+    both: its numbers stay in float32 up to the next operator that needs one type.
+    """
 
     def __init__(self, program: Program, dtype: torch.dtype, layout: torch.memory_format) -> None:
         super().__init__()
@@ -72,11 +73,42 @@ class _Converted(torch.nn.Module):
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Convert float32 inputs, and outputs of the type back."""
-        outputs = self.program(
-            *(x.to(self.dtype) if x.dtype == torch.float32 else x for x in inputs)
-        )
+        converted = (x.to(self.dtype) if x.dtype == torch.float32 else x for x in inputs)
+        outputs = _OneType(self.program, self.dtype).run(*converted)
         outputs = (outputs,) if isinstance(outputs, torch.Tensor) else outputs
         return tuple(y.float() if y.dtype == self.dtype else y for y in outputs)
+
+
+class _OneType(torch.fx.Interpreter):
+    """Runs a program, and converts what its operators need in one type."""
+
+    def __init__(self, program: torch.fx.GraphModule, dtype: torch.dtype) -> None:
+        super().__init__(program)
+        self.dtype = dtype
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Call an operator; assertions about types are of the earlier type."""
+        if target is torch.ops.aten._assert_tensor_metadata.default:
+            return None
+        args, kwargs = tree_map(self._in_range, (args, kwargs))
+        if name_of(target).startswith(_OF_ONE_TYPE):
+            floats = [x for x in tree_leaves((args, kwargs)) if _is_float(x)]
+            if len({x.dtype for x in floats}) > 1:
+                args, kwargs = tree_map(self._of_its_type, (args, kwargs))
+        return super().call_function(target, args, kwargs)
+
+    def _in_range(self, value: Any) -> Any:
+        """Replace the limits of float32, with which networks mask: they would be infinite."""
+        if isinstance(value, float) and abs(value) == torch.finfo(torch.float32).max:
+            return math.copysign(torch.finfo(self.dtype).max, value)
+        return value
+
+    def _of_its_type(self, value: Any) -> Any:
+        return value.to(self.dtype) if _is_float(value) else value
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
 def _exported(network: _Converted, ports: Mapping[str, Any], request: BuildRequest) -> Program:
@@ -88,19 +120,13 @@ def _exported(network: _Converted, ports: Mapping[str, Any], request: BuildReque
     shapes = [port["shape"] for port in ports["inputs"]]
     dynamic = tuple({a: hints[s] for a, s in enumerate(shape) if s in hints} for shape in shapes)
     what = f"model {request.model}: PyTorch cannot convert the program to {network.dtype}"
-    hint = "use fp32, or convert parts of the network in its own code"
-    with one_sentence(what, hint):
-        program = torch.export.export(
+    with one_sentence(what, "use fp32, or convert parts of the network in its own code"):
+        return torch.export.export(
             network,
             example_inputs(ports, request),
             dynamic_shapes=(dynamic,),
             strict=False,
         )
-    for node in _matrix_operators(program.graph.nodes):  # capturing has not compared them
-        factors = [part for part in node.args[:3] if isinstance(part, torch.fx.Node)]
-        if len(dtypes := {str(part.meta["val"].dtype) for part in factors}) > 1:
-            raise StageError(f"{what}: {operator(node)} gets {' and '.join(sorted(dtypes))}", hint)
-    return program
 
 
 def example_inputs(ports: Mapping[str, Any], request: BuildRequest) -> tuple[torch.Tensor, ...]:
@@ -213,16 +239,17 @@ def check_version(engine: Path, interface: Mapping[str, Any]) -> None:
 
 def operator(node: torch.fx.Node) -> str:
     """Return the name of a node's operator, without namespace and overload."""
-    return str(node.target).removeprefix("aten.").partition(".")[0]
+    return name_of(node.target)
+
+
+def name_of(target: Any) -> str:
+    """Return the name of an operator, without namespace and overload."""
+    return str(target).removeprefix("aten.").partition(".")[0]
 
 
 def matrix_types(nodes: Sequence[torch.fx.Node]) -> Iterator[str]:
     """Yield the types of the results of operators on matrices."""
-    for node in _matrix_operators(nodes):
-        yield str(node.meta["val"].dtype).removeprefix("torch.")
-
-
-def _matrix_operators(nodes: Iterable[torch.fx.Node]) -> Iterator[torch.fx.Node]:
     for node in nodes:
-        if operator(node).startswith(_MATRICES) and isinstance(node.meta.get("val"), torch.Tensor):
-            yield node
+        value = node.meta.get("val")
+        if operator(node).startswith(_MATRICES) and isinstance(value, torch.Tensor):
+            yield str(value.dtype).removeprefix("torch.")

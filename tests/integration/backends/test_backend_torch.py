@@ -25,7 +25,7 @@ from torch_programs import (
 
 from buildsys.backends.interface import load_backend
 from buildsys.backends.torch.gpu_programs import symbolic_arguments
-from buildsys.backends.torch.programs import load_program, operator
+from buildsys.backends.torch.programs import load_program, matrix_types, operator
 from buildsys.backends.torch.strides import free_strides
 from buildsys.errors import StageError, Unavailable
 from buildsys.onnx_graphs.tensors import Tensor
@@ -256,32 +256,40 @@ def test_dims_of_equal_sizes_remain_two(tmp_path: Path) -> None:
 
 
 class Volumes(torch.nn.Module):
-    """Convolves volumes, and perhaps multiplies by numbers that stay in float32."""
+    """Convolves volumes."""
 
-    def __init__(self, *, mixed: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.conv, self.mixed = torch.nn.Conv3d(1, 4, 3, padding=1), mixed
+        self.conv = torch.nn.Conv3d(1, 4, 3, padding=1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = self.conv(x[:, None])
-        return y.flatten(1) @ torch.eye(768, 5) if self.mixed else y
+        return y.flatten(1)
 
 
-def test_volumes_are_converted(tmp_path: Path) -> None:
-    source = captured_by_hand(tmp_path, Volumes(mixed=False))
+class Upcast(Volumes):
+    """Computes in float32 in between, as networks do for softmax and norms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = torch.nn.LayerNorm(768), torch.nn.Linear(768, 768)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = super().forward(x)
+        scaled = (y.float() * y.float().pow(2).mean(-1, keepdim=True).rsqrt()).to(y.dtype)
+        z = self.linear(self.norm(scaled)) @ torch.eye(768, 8)
+        z = z + torch.zeros_like(z) * torch.finfo(z.dtype).min  # as masks of attention do
+        return torch.einsum("ij,kj->ik", z.float().softmax(-1), z)
+
+
+@pytest.mark.parametrize("network", [Volumes, Upcast])
+def test_types_follow_what_operators_need(network: type[torch.nn.Module], tmp_path: Path) -> None:
+    source = captured_by_hand(tmp_path, network())
     asked = build_request(tmp_path / "e", source, mode="compile", precision="fp16")
-    inputs = random_x(4)
-    output = output_of(load_program(asked)[0], inputs)
-    np.testing.assert_allclose(output, expected(source, inputs), atol=5e-3)
-
-
-def test_products_of_two_types_are_refused(tmp_path: Path) -> None:
-    source = captured_by_hand(tmp_path, Volumes(mixed=True))
-    asked = build_request(tmp_path / "e", source, mode="compile", precision="fp16")
-    with pytest.raises(StageError, match=r"to torch.float16: matmul gets .*16 and .*32") as raised:
-        load_program(asked)
-    assert "use fp32" in raised.value.hint
+    program, inputs = load_program(asked)[0], random_x(4)
+    np.testing.assert_allclose(output_of(program, inputs), expected(source, inputs), atol=5e-3)
+    assert {*matrix_types([*program.graph.nodes])} == {"float16"}
 
 
 class OwnStrides(torch.nn.Module):
