@@ -5,6 +5,7 @@ import json
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ _MATRICES = (
 )  # fmt: skip
 # not those that promote types
 _OF_ONE_TYPE = (*_MATRICES, "layer_norm", "group_norm", "batch_norm", "instance_norm", "native_")
+_IN_FLOAT32 = ("fft_", "linalg_")  # PyTorch has no others, or for some sizes only
 
 
 def load_program(request: BuildRequest) -> tuple[Program, dict[str, Any]]:
@@ -80,21 +82,24 @@ class _Converted(torch.nn.Module):
 
 
 class _OneType(torch.fx.Interpreter):
-    """Runs a program, and converts what its operators need in one type."""
+    """Runs a program, and converts what its operators need in one type, or in float32."""
 
     def __init__(self, program: torch.fx.GraphModule, dtype: torch.dtype) -> None:
         super().__init__(program)
         self.dtype = dtype
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """Call an operator; assertions about types are of the earlier type."""
+        """Call an operator, but no assertion about types: it is about the earlier ones."""
         if target is torch.ops.aten._assert_tensor_metadata.default:
             return None
         args, kwargs = tree_map(self._in_range, (args, kwargs))
-        if name_of(target).startswith(_OF_ONE_TYPE):
+        name = name_of(target)
+        if name.startswith(_IN_FLOAT32):
+            args, kwargs = tree_map(partial(_converted, torch.float32), (args, kwargs))
+        elif name.startswith(_OF_ONE_TYPE):
             floats = [x for x in tree_leaves((args, kwargs)) if _is_float(x)]
             if len({x.dtype for x in floats}) > 1:
-                args, kwargs = tree_map(self._of_its_type, (args, kwargs))
+                args, kwargs = tree_map(partial(_converted, self.dtype), (args, kwargs))
         return super().call_function(target, args, kwargs)
 
     def _in_range(self, value: Any) -> Any:
@@ -103,8 +108,9 @@ class _OneType(torch.fx.Interpreter):
             return math.copysign(torch.finfo(self.dtype).max, value)
         return value
 
-    def _of_its_type(self, value: Any) -> Any:
-        return value.to(self.dtype) if _is_float(value) else value
+
+def _converted(dtype: torch.dtype, value: Any) -> Any:
+    return value.to(dtype) if _is_float(value) else value
 
 
 def _is_float(value: Any) -> bool:

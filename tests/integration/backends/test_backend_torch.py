@@ -276,7 +276,7 @@ class Upcast(Volumes):
         self.norm, self.linear = torch.nn.LayerNorm(768), torch.nn.Linear(768, 768)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = super().forward(x)
+        y = torch.fft.fft(super().forward(x)).abs()
         scaled = (y.float() * y.float().pow(2).mean(-1, keepdim=True).rsqrt()).to(y.dtype)
         z = self.linear(self.norm(scaled)) @ torch.eye(768, 8)
         z = z + torch.zeros_like(z) * torch.finfo(z.dtype).min  # as masks of attention do
