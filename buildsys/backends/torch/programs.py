@@ -70,7 +70,7 @@ class _Converted(torch.nn.Module):
             self.program.to(dtype)
         for tensor in (*self.program.parameters(), *self.program.buffers()):
             if tensor.dim() == _IMAGE_RANK:
-                tensor.data = tensor.data.contiguous(memory_format=layout)
+                tensor.data = tensor.data.to(memory_format=layout)
         self.dtype = dtype
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:

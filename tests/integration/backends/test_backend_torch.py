@@ -268,6 +268,13 @@ class Volumes(torch.nn.Module):
         return y.flatten(1)
 
 
+def test_weights_in_the_order_of_the_network_are_converted(tmp_path: Path) -> None:
+    network = OwnStrides().to(memory_format=torch.channels_last)
+    asked = build_request(tmp_path / "e", captured_by_hand(tmp_path, network), precision="fp16")
+    program = load_program(asked)[0]
+    assert program.state_dict["program.conv.weight"].stride()[1] == 1
+
+
 class Upcast(Volumes):
     """Computes in float32 in between, as networks do for softmax and norms."""
 
