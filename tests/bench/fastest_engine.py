@@ -116,7 +116,7 @@ def measure(project: ModelProject, model: str, names: list[str]) -> list[dict[st
 
 
 def selected(patterns: list[str]) -> Iterator[str]:
-    """Yield models of torchvision by name, and those of the breadth set by pattern."""
+    """Expand patterns with a slash to LIBRARY/MODEL of ``breadth.py``; keep other names."""
     for text in patterns:
         if "/" in text:
             yield from (model for model in MODELS if fnmatch(model, text))

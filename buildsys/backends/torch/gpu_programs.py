@@ -155,10 +155,10 @@ def _compile(
 
 
 def symbolic_arguments(program: Program) -> list[Any]:
-    """Return arguments to compile a program for all sizes of dims, and mark its outputs for it.
+    """Mark the outputs of a program, and list arguments, to compile it for all sizes of dims.
 
-    Only dims are symbols. With real tensors, so would be each size of a weight: a small network
-    took minutes.
+    In these arguments only dims are symbols. From real tensors PyTorch makes symbols of all sizes,
+    including those of weights, and compiles for minutes.
     """
     graph = program.graph_module.graph
     for node in graph.output_node().args[0]:

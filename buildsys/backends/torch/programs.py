@@ -27,9 +27,9 @@ _MATRICES = (
     "convolution", "mm", "matmul", "addmm", "bmm", "baddbmm", "linear", "conv", "einsum",
     "scaled_dot_product",
 )  # fmt: skip
-# not those that promote types
+# operators that do not promote types themselves
 _OF_ONE_TYPE = (*_MATRICES, "layer_norm", "group_norm", "batch_norm", "instance_norm", "native_")
-_IN_FLOAT32 = ("fft_", "linalg_")  # PyTorch has no others, or for some sizes only
+_IN_FLOAT32 = ("fft_", "linalg_")  # in low precision for some sizes only, or never
 
 
 def load_program(request: BuildRequest) -> tuple[Program, dict[str, Any]]:
@@ -49,7 +49,7 @@ def load_program(request: BuildRequest) -> tuple[Program, dict[str, Any]]:
         program = functional
         if free_strides(program):
             layout = torch.channels_last  # in which images are faster
-    # symbols of a program from a file are not fit for standalone_compile
+    # standalone_compile refuses the symbols of a program from a file
     if on_gpu or dtype != torch.float32:
         request.progress("converting the program")
         program = _exported(_Converted(program, dtype, layout), ports, request)
@@ -82,24 +82,24 @@ class _Converted(torch.nn.Module):
 
 
 class _OneType(torch.fx.Interpreter):
-    """Runs a program, and converts what its operators need in one type, or in float32."""
+    """Runs a program, and converts operands to the types that its operators accept."""
 
     def __init__(self, program: torch.fx.GraphModule, dtype: torch.dtype) -> None:
         super().__init__(program)
         self.dtype = dtype
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """Call an operator, but no assertion about types: it is about the earlier ones."""
+        """Convert the operands and call the operator; skip assertions about types."""
         if target is torch.ops.aten._assert_tensor_metadata.default:
             return None
         args, kwargs = tree_map(self._in_range, (args, kwargs))
-        name = name_of(target)
+        name = _operator_name(target)
         if name.startswith(_IN_FLOAT32):
-            args, kwargs = tree_map(partial(_converted, torch.float32), (args, kwargs))
+            args, kwargs = tree_map(partial(_cast, torch.float32), (args, kwargs))
         elif name.startswith(_OF_ONE_TYPE):
             floats = [x for x in tree_leaves((args, kwargs)) if _is_float(x)]
             if len({x.dtype for x in floats}) > 1:
-                args, kwargs = tree_map(partial(_converted, self.dtype), (args, kwargs))
+                args, kwargs = tree_map(partial(_cast, self.dtype), (args, kwargs))
         return super().call_function(target, args, kwargs)
 
     def _in_range(self, value: Any) -> Any:
@@ -109,7 +109,7 @@ class _OneType(torch.fx.Interpreter):
         return value
 
 
-def _converted(dtype: torch.dtype, value: Any) -> Any:
+def _cast(dtype: torch.dtype, value: Any) -> Any:
     return value.to(dtype) if _is_float(value) else value
 
 
@@ -245,11 +245,10 @@ def check_version(engine: Path, interface: Mapping[str, Any]) -> None:
 
 def operator(node: torch.fx.Node) -> str:
     """Return the name of a node's operator, without namespace and overload."""
-    return name_of(node.target)
+    return _operator_name(node.target)
 
 
-def name_of(target: Any) -> str:
-    """Return the name of an operator, without namespace and overload."""
+def _operator_name(target: Any) -> str:
     return str(target).removeprefix("aten.").partition(".")[0]
 
 

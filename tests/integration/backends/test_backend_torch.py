@@ -224,14 +224,19 @@ def test_strides_make_no_small_products_and_no_view_impossible(
     assert "clone" not in map(operator, program.graph.nodes)
 
 
+def compile_for_all_sizes(program: torch.export.ExportedProgram) -> tuple[Any, Any]:
+    """Compile a program as for a GPU; return the code and the last argument, the input."""
+    values = symbolic_arguments(program)
+    with torch.inference_mode():
+        code = standalone_compile(program.graph_module, values, dynamic_shapes="from_graph")
+    return code, values[-1]
+
+
 def test_code_for_all_sizes_has_symbols_for_dims_only(tmp_path: Path) -> None:
     source = captured_by_hand(tmp_path, Strided())
     program, _ = load_program(build_request(tmp_path / "e", source, mode="compile"))
-    fakes = symbolic_arguments(program)
-    with torch.inference_mode():
-        compiled: Any = standalone_compile(program.graph_module, fakes, dynamic_shapes="from_graph")
-    sizes = fakes[-1].fake_mode.shape_env.var_to_range
-    assert [str(size) for size in sizes] == [str(fakes[-1].shape[0])]
+    compiled, x = compile_for_all_sizes(program)
+    assert [*map(str, x.fake_mode.shape_env.var_to_range)] == [str(x.shape[0])]
     for batch in (2, 3):
         inputs = random_x(batch)
         (output,) = compiled(*program.state_dict.values(), torch.from_numpy(inputs["x"].array))
@@ -239,18 +244,14 @@ def test_code_for_all_sizes_has_symbols_for_dims_only(tmp_path: Path) -> None:
         np.testing.assert_allclose(output.detach(), right, rtol=1e-4, atol=1e-5)
 
 
-def test_dims_of_equal_sizes_remain_two(tmp_path: Path) -> None:
+def test_dims_of_equal_sizes_remain_two() -> None:
     class Rows(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x.flatten(0, 1).cumsum(0)
 
     sizes = {axis: torch.export.Dim.DYNAMIC(min=2, max=8) for axis in (0, 1)}
     program = torch.export.export(Rows(), (torch.zeros(4, 4, 3),), dynamic_shapes=(sizes,))
-    examples = symbolic_arguments(program)
-    with torch.inference_mode():
-        compiled: Any = standalone_compile(
-            program.graph_module, examples, dynamic_shapes="from_graph"
-        )
+    compiled, _ = compile_for_all_sizes(program)
     x = torch.rand(2, 5, 3)
     torch.testing.assert_close(compiled(x)[0], Rows()(x))
 
@@ -266,13 +267,6 @@ class Volumes(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = self.conv(x[:, None])
         return y.flatten(1)
-
-
-def test_weights_in_the_order_of_the_network_are_converted(tmp_path: Path) -> None:
-    network = OwnStrides().to(memory_format=torch.channels_last)
-    asked = build_request(tmp_path / "e", captured_by_hand(tmp_path, network), precision="fp16")
-    program = load_program(asked)[0]
-    assert program.state_dict["program.conv.weight"].stride()[1] == 1
 
 
 class Upcast(Volumes):
@@ -317,6 +311,13 @@ def test_memory_that_the_network_reads_itself_keeps_its_order(tmp_path: Path) ->
     inputs = random_x(4)
     output = output_of(load_program(asked)[0], inputs)
     np.testing.assert_allclose(output, expected(source, inputs), atol=5e-3)
+
+
+def test_weights_in_the_order_of_the_network_are_converted(tmp_path: Path) -> None:
+    network = OwnStrides().to(memory_format=torch.channels_last)
+    asked = build_request(tmp_path / "e", captured_by_hand(tmp_path, network), precision="fp16")
+    program = load_program(asked)[0]
+    assert program.state_dict["program.conv.weight"].stride()[1] == 1
 
 
 class Split(torch.nn.Module):
