@@ -6,7 +6,8 @@ interpreter with TensorRT, as for the tests on a GPU; ``--engines`` does without
 ONNX Runtime, OpenVINO and AOTInductor in fp32 at batch 1 instead.
 
 ``torchvision/*`` and other patterns of LIBRARY/MODEL take models of ``breadth.py``, as proposed by
-``buildsys new``, with random inputs and their own batch. With ``--out`` a run continues the last.
+``buildsys new``, with synthetic photos or random inputs and their own batch. With ``--out`` a run
+continues the last.
 """
 
 import argparse
@@ -24,7 +25,7 @@ import yaml
 from breadth import MODELS, new_command
 
 sys.path += [str(Path(__file__).parents[1] / name) for name in (".", "gpu", "scenarios")]
-from model_project import ModelProject, make_project, tensorrt_fields
+from model_project import PHOTOS, ModelProject, make_project, tensorrt_fields
 
 _ON_GPU = {
     "trt-fp16": tensorrt_fields(),
@@ -38,6 +39,7 @@ _ON_CPU = {
     "pt-aot": {"backend": "torch"},
 }
 _LIMIT = 1.03
+_IMAGE_RANK, _COLORS = 4, 3
 _BASELINES = ("torch", "torch_cuda_graph", "torch_compile")
 
 
@@ -52,6 +54,9 @@ def choose_engines(
         {"name": name, "precision": precision, **(_ON_CPU if on_cpu else _ON_GPU)[name]}
         for name in names
     ]
+    for port in manifest["inputs"].values():
+        if len(port["shape"]) == _IMAGE_RANK and port["shape"][1] == _COLORS:
+            port.setdefault("data", PHOTOS)  # plain noise is no measure of low precision
     # on a GPU its own clock is read
     manifest.setdefault("bench", bench if on_cpu else {**bench, "noise": None})
     if on_cpu and "batch" in manifest.get("dims", {}):

@@ -40,7 +40,7 @@ _WITHOUT_TF32 = ("efficientnet_b0", "mobilenet_v3_small", "regnet_y_400mf")
 # know no percentiles
 _EXPLICIT = ("efficientnet_b0", "swin_t")
 # with random weights, outputs for plain noise vary too little to judge low precision
-_PHOTOS = {"python": "plugins/data/photos.py:photos"}
+PHOTOS = {"python": "plugins/data/photos.py:photos"}
 _TOOLCHAIN = "other"
 _BASELINES = ("torch", "torch_cuda_graph", "torch_compile")
 
@@ -127,11 +127,11 @@ def tensorrt_fields() -> dict[str, Any]:
 
 def _manifest(model: str, precisions: Sequence[str], bench: Mapping[str, Any]) -> dict[str, Any]:
     algorithm = _ALGORITHMS.get(model, "minmax")
-    calibration = {"data": {"input0": _PHOTOS}, "algorithm": algorithm, "batches": 8}
+    calibration = {"data": {"input0": PHOTOS}, "algorithm": algorithm, "batches": 8}
     return {
         "model": model,
         "source": {"torchvision": model, "weights": None, "seed": 0},
-        "inputs": {"input0": {"shape": ["batch", 3, 224, 224], "data": _PHOTOS}},
+        "inputs": {"input0": {"shape": ["batch", 3, 224, 224], "data": PHOTOS}},
         "outputs": {"output0": {"shape": ["batch", 1000]}},
         "dims": {"batch": dict(BATCHES)},
         # products in TF32, TensorRT's default, have 10 bits of mantissa

@@ -8,6 +8,7 @@ Source: PyTorch documentation, "torch.compile Caching", "CUDA semantics".
 
 import io
 import json
+import os
 import threading
 import warnings
 import zipfile
@@ -38,6 +39,7 @@ from buildsys.errors import StageError, Unavailable
 
 _INTERFACE, _PROGRAM, _FIXED, _RANGES = "interface.json", "program.pt2", "fixed.bin", "ranges.bin"
 _HINT = "the log has the complete message; another mode or backend may take the network"
+_CACHE = "torchinductor_"  # PyTorch's own name: code below is nobody's own code
 _COMPILER_LOCK = threading.RLock()  # Inductor's cache is the process's
 
 Compute = Callable[..., Sequence[torch.Tensor]]
@@ -208,9 +210,13 @@ class GpuProgram:
 @contextmanager
 def compiler_cache() -> Iterator[None]:
     """Use a cache of Inductor of its own, for a compilation, or a load with the first call."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir, triton_cache_dir
     from torch._inductor.utils import fresh_cache
 
-    with _COMPILER_LOCK, fresh_cache():
+    # set, or processes that compile for Inductor would write into the removed cache later
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", cache_dir())
+    os.environ.setdefault("TRITON_CACHE_DIR", triton_cache_dir(0))
+    with _COMPILER_LOCK, TemporaryDirectory(prefix=_CACHE) as folder, fresh_cache(dir=folder):
         yield
 
 

@@ -27,8 +27,11 @@ _MATRICES = (
     "convolution", "mm", "matmul", "addmm", "bmm", "baddbmm", "linear", "conv", "einsum",
     "scaled_dot_product",
 )  # fmt: skip
-# operators that do not promote types themselves
-_OF_ONE_TYPE = (*_MATRICES, "layer_norm", "group_norm", "batch_norm", "instance_norm", "native_")
+# operators that accept several types, beside the pointwise ones
+_PROMOTING = {
+    "cat", "stack", "hstack", "vstack", "dstack", "column_stack", "copy", "copy_", "to", "type_as",
+    "expand_as", "reshape_as", "view_as",
+}  # fmt: skip
 _IN_FLOAT32 = ("fft_", "linalg_")  # in low precision for some sizes only, or never
 
 
@@ -68,9 +71,7 @@ class _Converted(torch.nn.Module):
         self.program: Any = program.module(check_guards=False)
         if dtype != torch.float32:
             self.program.to(dtype)
-        for tensor in (*self.program.parameters(), *self.program.buffers()):
-            if tensor.dim() == _IMAGE_RANK:
-                tensor.data = tensor.data.to(memory_format=layout)
+        order_images(self.program, layout)
         self.dtype = dtype
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -79,6 +80,13 @@ class _Converted(torch.nn.Module):
         outputs = _OneType(self.program, self.dtype).run(*converted)
         outputs = (outputs,) if isinstance(outputs, torch.Tensor) else outputs
         return tuple(y.float() if y.dtype == self.dtype else y for y in outputs)
+
+
+def order_images(module: torch.nn.Module, layout: torch.memory_format) -> None:
+    """Give the weights of images another order in memory."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        if tensor.dim() == _IMAGE_RANK:
+            tensor.data = tensor.data.to(memory_format=layout)
 
 
 class _OneType(torch.fx.Interpreter):
@@ -96,10 +104,11 @@ class _OneType(torch.fx.Interpreter):
         name = _operator_name(target)
         if name.startswith(_IN_FLOAT32):
             args, kwargs = tree_map(partial(_cast, torch.float32), (args, kwargs))
-        elif name.startswith(_OF_ONE_TYPE):
-            floats = [x for x in tree_leaves((args, kwargs)) if _is_float(x)]
-            if len({x.dtype for x in floats}) > 1:
-                args, kwargs = tree_map(partial(_cast, self.dtype), (args, kwargs))
+        elif isinstance(target, torch._ops.OpOverload) and _needs_one_type(target):
+            types = [x.dtype for x in tree_leaves((args, kwargs)) if _is_float(x)]
+            if len({*types}) > 1:  # an operator that changes its first operand keeps its type
+                dtype = types[0] if target._schema.is_mutable else self.dtype
+                args, kwargs = tree_map(partial(_cast, dtype), (args, kwargs))
         return super().call_function(target, args, kwargs)
 
     def _in_range(self, value: Any) -> Any:
@@ -107,6 +116,11 @@ class _OneType(torch.fx.Interpreter):
         if isinstance(value, float) and abs(value) == torch.finfo(torch.float32).max:
             return math.copysign(torch.finfo(self.dtype).max, value)
         return value
+
+
+def _needs_one_type(operator: torch._ops.OpOverload) -> bool:
+    name = _operator_name(operator)
+    return name == "lerp" or not (name in _PROMOTING or torch.Tag.pointwise in operator.tags)
 
 
 def _cast(dtype: torch.dtype, value: Any) -> Any:

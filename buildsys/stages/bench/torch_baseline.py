@@ -15,6 +15,7 @@ import torch
 from buildsys.backends.cuda_device import Device, Stream
 from buildsys.backends.measurement import Contender, GpuContender, GpuTiming, LocalCall, Slot
 from buildsys.backends.torch.gpu_programs import float32_arithmetic, own_workspaces
+from buildsys.backends.torch.programs import order_images
 from buildsys.errors import Unavailable
 from buildsys.models.torch_model import make_network, to_torch
 from buildsys.models.user_code import first_line
@@ -49,7 +50,7 @@ class TorchNetwork:
         self._network.module.to(self._device)
         if self._dtype is not None:
             self._network.module.to(dtype=self._dtype)
-            self._network.module.to(memory_format=torch.channels_last)
+            order_images(self._network.module, torch.channels_last)
         self._stack = ExitStack()
         self._gpu: Device | None = None
         self._stream: Any = None

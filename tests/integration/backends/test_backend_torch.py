@@ -4,6 +4,7 @@ Compiling takes 20 s of CPU time, so the tests share two packages.
 """
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,13 @@ from torch_programs import (
 )
 
 from buildsys.backends.interface import load_backend
-from buildsys.backends.torch.gpu_programs import symbolic_arguments
+from buildsys.backends.torch.gpu_programs import compiler_cache, symbolic_arguments
 from buildsys.backends.torch.programs import load_program, matrix_types, operator
 from buildsys.backends.torch.strides import free_strides
 from buildsys.errors import StageError, Unavailable
 from buildsys.onnx_graphs.tensors import Tensor
 from buildsys.system.backend_registry import Record
+from buildsys.system.code_kinds import NEUTRAL, code_kind
 from buildsys.system.compatibility import built_with, machine_reasons, this_machine
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the compiler, on its own code
@@ -281,7 +283,10 @@ class Upcast(Volumes):
         scaled = (y.float() * y.float().pow(2).mean(-1, keepdim=True).rsqrt()).to(y.dtype)
         z = self.linear(self.norm(scaled)) @ torch.eye(768, 8)
         z = z + torch.zeros_like(z) * torch.finfo(z.dtype).min  # as masks of attention do
-        return torch.einsum("ij,kj->ik", z.float().softmax(-1), z)
+        z = torch.einsum("ij,kj->ik", z.float().softmax(-1), z)
+        grid = torch.linspace(-1, 1, 8).view(1, 2, 2, 2).expand(x.shape[0], 2, 2, 2)
+        sampled = torch.nn.functional.grid_sample(x, grid, align_corners=False)
+        return z + sampled.mean((1, 2, 3))[:, None]
 
 
 @pytest.mark.parametrize("network", [Volumes, Upcast])
@@ -291,6 +296,17 @@ def test_types_follow_what_operators_need(network: type[torch.nn.Module], tmp_pa
     program, inputs = load_program(asked)[0], random_x(4)
     np.testing.assert_allclose(output_of(program, inputs), expected(source, inputs), atol=5e-3)
     assert {*matrix_types([*program.graph.nodes])} == {"float16"}
+
+
+def test_a_cache_for_compiling_has_nobodys_code_and_is_left_behind() -> None:
+    with compiler_cache():
+        folders = [os.environ[f"{name}_CACHE_DIR"] for name in ("TORCHINDUCTOR", "TRITON")]
+        assert {code_kind(f"{folder}/ab/code.py") for folder in folders} == {NEUTRAL}
+    assert not any(map(os.path.exists, folders))
+    # processes that compile take over what is set
+    assert not {*folders} & {
+        os.environ[f"{name}_CACHE_DIR"] for name in ("TORCHINDUCTOR", "TRITON")
+    }
 
 
 class OwnStrides(torch.nn.Module):

@@ -57,9 +57,13 @@ def benched(
     graph: onnx.ModelProto | None = None,
     said: list[str] | None = None,
     toolchain: Toolchain | None = None,
+    precision: str = "fp32",
     **sections: Any,
 ) -> StageResult:
-    """Benchmark the engine of a graph, perhaps next to a network with the code ``net``."""
+    """Benchmark the engine of a graph, perhaps next to a network with the code ``net``.
+
+    ``precision`` is that of the network, fp32 if planned for a CPU.
+    """
     if net:
         (build / "net.py").write_text(net)
         sections["source"] = {"python": "net.py:Slow"}
@@ -72,6 +76,7 @@ def benched(
     record = {"backend": engine_fields["backend"], **built.figures}
     (build / "m/engine/e/engine.json").write_text(json.dumps(record))
     job = replace(stage_job(spec, "bench", build), toolchain=toolchain)
+    job.options["bench"]["precision"] = precision
     return bench.run(job if said is None else replace(job, progress=said.append))
 
 
@@ -122,6 +127,20 @@ def test_pytorch_and_onnxruntime_are_baselines_on_the_cpu(
     figures = benched(tmp_path, fields, net=net, bench={"baselines": baselines}).figures
     asked = {"engine", "torch", *compiled, "onnxruntime"}  # a CUDA graph is nothing for a CPU
     assert set(figures["cases"]["opt"]["contenders"]) == asked, figures.get("left_out")
+
+
+def test_networks_with_weights_of_volumes_are_baselines_in_low_precision(tmp_path: Path) -> None:
+    net = NET.replace("range(200)", "range(2)").replace(
+        "    def forward",
+        """\
+    def __init__(self):
+        super().__init__()
+        self.conv = torch.nn.Conv3d(1, 1, 1)
+
+    def forward""",
+    )
+    figures = benched(tmp_path, net=net, bench={"baselines": ("torch",)}, precision="bf16").figures
+    assert figures["cases"]["opt"]["contenders"].keys() == {"engine", "torch"}
 
 
 def test_a_baseline_that_cannot_run_is_left_out_with_its_reason(tmp_path: Path) -> None:
