@@ -1,9 +1,10 @@
 """Capacity that the target ``load`` predicts, against that of a server on a real socket.
 
 The server is a process with a thread per connection around ``load_engine``; a client in another
-process sends requests at random times over 127.0.0.1, with whole inputs and outputs. Both sides
-search for the largest rate whose 99th percentile is within the same limit, a multiple of the median
-latency. An engine needs ``--instances`` times ``--threads`` processors, and the sockets a few more.
+process sends requests at random times over 127.0.0.1, with whole inputs (images of uint8, as they
+are decoded) and outputs. Both sides search for the largest rate whose 99th percentile is within the
+same limit, a multiple of the median latency. An engine needs ``--instances`` times ``--threads``
+processors, and the sockets a few more.
 
 Machines change their speed, so both take turns: each measurement of the server is compared with the
 predictions before and after it. Both sides have the same arrivals in proportion. With others, two
@@ -43,6 +44,7 @@ MODELS = (
     "resnet18", "resnet34", "resnet50", "mobilenet_v2", "efficientnet_b0", "regnet_y_1_6gf",
     "densenet121", "mnasnet1_0",
 )  # fmt: skip
+PIXELS = {"inside": True, "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
 FIELDS = {"onnxruntime": "intra_op_threads", "openvino": "threads"}
 LIMIT = 0.05
 NEAR = (0.8, 0.9, 1.0, 1.1, 1.25)  # rates of the socket, times the predicted one
@@ -102,7 +104,7 @@ def write_manifest(
     manifest: dict[str, Any] = {
         "model": model,
         "source": {"torchvision": model, "weights": None, "seed": 0},
-        "inputs": {"x": {"shape": [1, 3, given.size, given.size]}},
+        "inputs": {"x": {"shape": [1, 3, given.size, given.size], "preprocess": PIXELS}},
         "engines": [
             {"name": backend, "backend": backend, **extra}
             for backend, extra in (("onnxruntime", {"spinning": False}), ("openvino", {}))
@@ -212,7 +214,7 @@ def median_ms(folder: Path, options: dict[str, Any]) -> float:
 def random_inputs(engine: Engine) -> dict[str, Any]:
     generator = np.random.default_rng(0)
     return {
-        port.name: generator.standard_normal([int(size or 1) for size in port.shape], np.float32)
+        port.name: generator.integers(0, 256, [int(size or 1) for size in port.shape], np.uint8)
         for port in engine.inputs
     }
 

@@ -17,6 +17,10 @@ SIZE_HINT = (
     " sizes at which it is right"
 )
 UNINFORMATIVE = "choose inputs.NAME.data, thresholds or weights for which it has values"
+VARIATION_HINT = (
+    "if these outputs hardly vary, as with plain noise and random weights, choose inputs.NAME.data"
+    " or weights with which they do"
+)
 _VALUE_HINT = (
     "forward may decide by sizes or values in Python (if, int(), a dict), which the export keeps as"
     " in its example: use tensor operations there, or narrow dims and inputs.NAME.data"

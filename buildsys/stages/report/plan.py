@@ -43,7 +43,7 @@ def plan_report(model: ModelPlan, actions: Mapping[str, Action]) -> Iterator[Act
         options={
             "manifest": manifest,
             "pictures": pictures,
-            "sources": {engine.name: engine.source_target for engine in model.engines},
+            "sources": _engine_graphs(model, graphs),
         },
         inputs={
             **{action.target: action.outputs["result"] for action in results},
@@ -64,9 +64,23 @@ def _as_written(engine: Mapping[str, Any]) -> Mapping[str, Any]:
     return fields | is_auto
 
 
+def _engine_graphs(model: ModelPlan, graphs: Sequence[Action]) -> dict[str, str]:
+    """Choose the graph with the work of each engine: the network's for one of a program."""
+    targets, of_network = {graph.target for graph in graphs}, _last(graphs)
+    sources = {engine.name: engine.source_target for engine in model.engines}
+    return {
+        engine: source if source in targets or not of_network else of_network
+        for engine, source in sources.items()
+    }
+
+
+def _last(graphs: Sequence[Action]) -> str | None:
+    return next((graph.target for graph in reversed(graphs) if graph.stage != "convert"), None)
+
+
 def _pictures(graphs: Sequence[Action]) -> dict[str, str]:
     """Choose the graphs to draw: title -> target."""
     first = next((graph.target for graph in graphs if graph.stage == "export"), None)
-    last = next((g.target for g in reversed(graphs) if g.stage != "convert"), None)
+    last = _last(graphs)
     targets = {"exported": first, "simplified": last if last != first else None}
     return {title: target for title, target in targets.items() if target is not None}

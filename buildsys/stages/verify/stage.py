@@ -20,6 +20,7 @@ from buildsys.report.formatting import first_names
 from buildsys.stages.common.difference_hints import (
     STABLE_HINT,
     UNINFORMATIVE,
+    VARIATION_HINT,
     integer_hint,
     uninformative_changes,
     wide_integer_hint,
@@ -364,6 +365,8 @@ class Verification:
             # in fp32, what rounding decides is known and no difference
             if wrong and len(integers) == len(wrong) and DIFFER in wrong[0].problem:
                 hints.insert(0, integer_hint(*places[0]))
+            if not wrong:
+                hints.append(VARIATION_HINT)
             return "; ".join(filter(None, hints))
         remedy = description.exact_float32(self._options)
         is_small = all(c.non_finite == 0 and c.relative < _MAX_TF32_ERROR for c in wrong)

@@ -49,3 +49,8 @@ def test_other_models_have_no_program() -> None:
     assert not any(target.startswith("program") for target in found)
     shared = plan({"backend": "onnxruntime", "name": "ort"}, ENGINE)
     assert shared["engine:m:ort"] == found["engine:m:ort"]
+
+
+def test_its_roofline_has_the_work_of_the_graph_of_the_network() -> None:
+    sources = plan({"backend": "onnxruntime", "name": "ort"}, ENGINE)["report:m"].options["sources"]
+    assert sources == {"ort": "simplify:m", "e": "simplify:m"}

@@ -327,6 +327,7 @@ def test_an_engine_that_loses_the_variation_fails(verified: Any, profiles: tuple
     names = ["y, profile 0", "y, profile 1"] if wrong else ["y"]
     assert [*result.figures["agreement"]] == names
     assert result.figures["agreement"][names[wrong]]["samples"] == 14
+    assert "plain noise and random weights, choose inputs.NAME.data" in result.hint
     (failure,) = result.figures["failures"]
     assert failure.keys() == {"output", "problem"}
     assert failure["problem"].startswith("over 14 samples: correlation 0")
