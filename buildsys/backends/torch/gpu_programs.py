@@ -216,7 +216,8 @@ def compiler_cache() -> Iterator[None]:
     # set, or processes that compile for Inductor would write into the removed cache later
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", cache_dir())
     os.environ.setdefault("TRITON_CACHE_DIR", triton_cache_dir(0))
-    with _COMPILER_LOCK, TemporaryDirectory(prefix=_CACHE) as folder, fresh_cache(dir=folder):
+    folder = TemporaryDirectory(prefix=_CACHE, ignore_cleanup_errors=True)
+    with _COMPILER_LOCK, folder as own, fresh_cache(dir=own):
         yield
 
 
