@@ -56,7 +56,7 @@ def choose_engines(
     ]
     for port in manifest["inputs"].values():
         if len(port["shape"]) == _IMAGE_RANK and port["shape"][1] == _COLORS:
-            port.setdefault("data", PHOTOS)  # plain noise is no measure of low precision
+            port.setdefault("data", PHOTOS)  # noise varies outputs too little
     # on a GPU its own clock is read
     manifest.setdefault("bench", bench if on_cpu else {**bench, "noise": None})
     if on_cpu and "batch" in manifest.get("dims", {}):

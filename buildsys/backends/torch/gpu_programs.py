@@ -39,7 +39,7 @@ from buildsys.errors import StageError, Unavailable
 
 _INTERFACE, _PROGRAM, _FIXED, _RANGES = "interface.json", "program.pt2", "fixed.bin", "ranges.bin"
 _HINT = "the log has the complete message; another mode or backend may take the network"
-_CACHE = "torchinductor_"  # PyTorch's own name: code below is nobody's own code
+_CACHE_PREFIX = "torchinductor_"  # PyTorch's own; code in such folders counts as generated
 _COMPILER_LOCK = threading.RLock()  # Inductor's cache is the process's
 
 Compute = Callable[..., Sequence[torch.Tensor]]
@@ -159,8 +159,8 @@ def _compile(
 def symbolic_arguments(program: Program) -> list[Any]:
     """Mark the outputs of a program, and list arguments, to compile it for all sizes of dims.
 
-    In these arguments only dims are symbols. From real tensors PyTorch makes symbols of all sizes,
-    including those of weights, and compiles for minutes.
+    In these arguments only dims are symbols. Given real tensors, PyTorch makes a symbol of every
+    size, weights included, and compiles for minutes.
     """
     graph = program.graph_module.graph
     for node in graph.output_node().args[0]:
@@ -213,12 +213,13 @@ def compiler_cache() -> Iterator[None]:
     from torch._inductor.runtime.cache_dir_utils import cache_dir, triton_cache_dir
     from torch._inductor.utils import fresh_cache
 
-    # set, or processes that compile for Inductor would write into the removed cache later
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", cache_dir())
-    os.environ.setdefault("TRITON_CACHE_DIR", triton_cache_dir(0))
-    folder = TemporaryDirectory(prefix=_CACHE, ignore_cleanup_errors=True)
-    with _COMPILER_LOCK, folder as own, fresh_cache(dir=own):
-        yield
+    temporary = TemporaryDirectory(prefix=_CACHE_PREFIX, ignore_cleanup_errors=True)
+    with _COMPILER_LOCK, temporary as folder:
+        # if unset, Inductor's compile processes keep writing to the removed cache
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", cache_dir())
+        os.environ.setdefault("TRITON_CACHE_DIR", triton_cache_dir(0))
+        with fresh_cache(dir=folder):
+            yield
 
 
 def load_gpu_program(engine: Path) -> GpuProgram:

@@ -27,7 +27,7 @@ _MATRICES = (
     "convolution", "mm", "matmul", "addmm", "bmm", "baddbmm", "linear", "conv", "einsum",
     "scaled_dot_product",
 )  # fmt: skip
-# operators that accept several types, beside the pointwise ones
+# operators besides the pointwise ones that accept operands of different types
 _PROMOTING = {
     "cat", "stack", "hstack", "vstack", "dstack", "column_stack", "copy", "copy_", "to", "type_as",
     "expand_as", "reshape_as", "view_as",
@@ -83,7 +83,7 @@ class _Converted(torch.nn.Module):
 
 
 def order_images(module: torch.nn.Module, layout: torch.memory_format) -> None:
-    """Give the weights of images another order in memory."""
+    """Store the weights of 2-D convolutions in a memory format."""
     for tensor in (*module.parameters(), *module.buffers()):
         if tensor.dim() == _IMAGE_RANK:
             tensor.data = tensor.data.to(memory_format=layout)
@@ -104,7 +104,7 @@ class _OneType(torch.fx.Interpreter):
         name = _operator_name(target)
         if name.startswith(_IN_FLOAT32):
             args, kwargs = tree_map(partial(_cast, torch.float32), (args, kwargs))
-        elif isinstance(target, torch._ops.OpOverload) and _needs_one_type(target):
+        elif _needs_one_type(target):
             types = [x.dtype for x in tree_leaves((args, kwargs)) if _is_float(x)]
             if len({*types}) > 1:  # an operator that changes its first operand keeps its type
                 dtype = types[0] if target._schema.is_mutable else self.dtype
@@ -118,9 +118,12 @@ class _OneType(torch.fx.Interpreter):
         return value
 
 
-def _needs_one_type(operator: torch._ops.OpOverload) -> bool:
-    name = _operator_name(operator)
-    return name == "lerp" or not (name in _PROMOTING or torch.Tag.pointwise in operator.tags)
+def _needs_one_type(target: Any) -> bool:
+    """Check for an operator of PyTorch that does not promote types itself."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    name = _operator_name(target)
+    return name == "lerp" or not (name in _PROMOTING or torch.Tag.pointwise in target.tags)
 
 
 def _cast(dtype: torch.dtype, value: Any) -> Any:

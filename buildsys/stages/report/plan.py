@@ -65,16 +65,18 @@ def _as_written(engine: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _engine_graphs(model: ModelPlan, graphs: Sequence[Action]) -> dict[str, str]:
-    """Choose the graph with the work of each engine: the network's for one of a program."""
-    targets, of_network = {graph.target for graph in graphs}, _last(graphs)
-    sources = {engine.name: engine.source_target for engine in model.engines}
+    """Choose the graph with the work of each engine: its source, or the network's for programs."""
+    network = _last(graphs)
     return {
-        engine: source if source in targets or not of_network else of_network
-        for engine, source in sources.items()
+        engine.name: network
+        if network and engine.description.takes_program
+        else engine.source_target
+        for engine in model.engines
     }
 
 
 def _last(graphs: Sequence[Action]) -> str | None:
+    """Find the target of the network's final graph."""
     return next((graph.target for graph in reversed(graphs) if graph.stage != "convert"), None)
 
 

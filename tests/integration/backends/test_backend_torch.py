@@ -299,14 +299,15 @@ def test_types_follow_what_operators_need(network: type[torch.nn.Module], tmp_pa
 
 
 def test_a_cache_for_compiling_has_nobodys_code_and_is_left_behind() -> None:
+    def caches() -> set[str]:
+        return {os.environ[f"{name}_CACHE_DIR"] for name in ("TORCHINDUCTOR", "TRITON")}
+
     with compiler_cache():
-        folders = [os.environ[f"{name}_CACHE_DIR"] for name in ("TORCHINDUCTOR", "TRITON")]
+        folders = caches()
         assert {code_kind(f"{folder}/ab/code.py") for folder in folders} == {NEUTRAL}
     assert not any(map(os.path.exists, folders))
-    # processes that compile take over what is set
-    assert not {*folders} & {
-        os.environ[f"{name}_CACHE_DIR"] for name in ("TORCHINDUCTOR", "TRITON")
-    }
+    # compile processes inherit these
+    assert not folders & caches()
 
 
 class OwnStrides(torch.nn.Module):

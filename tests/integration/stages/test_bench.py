@@ -62,7 +62,7 @@ def benched(
 ) -> StageResult:
     """Benchmark the engine of a graph, perhaps next to a network with the code ``net``.
 
-    ``precision`` is that of the network, fp32 if planned for a CPU.
+    ``precision`` sets the PyTorch network's; benchmarks on a CPU are planned with fp32.
     """
     if net:
         (build / "net.py").write_text(net)
