@@ -206,6 +206,31 @@ def test_a_graph_broken_by_fusing_is_simplified_without(tmp_path: Path) -> None:
     assert "Concat" not in result.figures["after"]["operators"]
 
 
+@pytest.mark.parametrize("fuse", [True, False])
+def test_a_graph_rounded_by_fusing_is_simplified_without(tmp_path: Path, fuse: bool) -> None:
+    """A scale that cancels most digits of the weights: batch norm may not be folded into them."""
+    names = ("scale", "shift", "mean", "var")
+    model = parse(
+        """(float[batch,3,8,8] x) => (float[batch,4,8,8] y) {
+        z = Conv <pads = [1, 1, 1, 1]> (x, w, b)
+        y = BatchNormalization (z, scale, shift, mean, var) }""",
+        {
+            "w": weights(4, 3, 3, 3) * np.float32(1e-3),
+            "b": np.full(4, 1e4, np.float32),
+            **{name: np.ones(4, np.float32) for name in names},
+            "shift": np.zeros(4, np.float32),
+            "mean": np.full(4, 1e4 + 0.7, np.float32),
+        },
+    )
+    result = simplify.run(simplify_job(tmp_path, model, simplify={"fuse": fuse}))
+    assert result.status == "passed", result.reason
+    assert result.figures["after"]["operators"]["BatchNormalization"] == 1
+    warnings = result.figures["warnings"]
+    assert len(warnings) == fuse
+    assert all("simplification changed y in case min: " in text for text in warnings)
+    assert all(text.endswith("; simplified without fusing instead") for text in warnings)
+
+
 def test_an_invalid_result_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _sabotaged(monkeypatch, lambda model: model.graph.node.reverse())
     with pytest.raises(CheckFailed, match="the graph from onnxsim is not valid ONNX") as caught:
