@@ -248,7 +248,12 @@ def load_gpu_program(engine: Path) -> GpuProgram:
 def _load_eager(engine: Path, interface: Mapping[str, Any]) -> GpuProgram:
     with zipfile.ZipFile(engine) as archive, archive.open(_PROGRAM) as file:
         content = io.BytesIO(file.read())  # PyTorch reads it out of order
-    program = _on_gpu(torch.export.load(content))
+    program = torch.export.load(content)
+    aten = torch.ops.aten
+    # the CPU's attention leaves another order in memory
+    for node in program.graph.find_nodes(op="call_function", target=aten.view.default):
+        node.target = aten.reshape.default
+    program = _on_gpu(program)
     constants = {name: v.detach() for _, name, v in arguments(program) if v is not None}
     return GpuProgram(interface, constants, lambda _: program.graph_module)
 
@@ -259,8 +264,9 @@ def _on_gpu(program: Program) -> Program:
     for node in [*graph.nodes]:
         if node.target is torch.ops.aten._assert_tensor_metadata.default:
             graph.erase_node(node)
+    program = move_to_device_pass(program, "cuda")
     program.graph_module.recompile()
-    return move_to_device_pass(program, "cuda")
+    return program
 
 
 def _load_compiled(engine: Path, name: str) -> Compute:

@@ -42,7 +42,8 @@ def load_program(request: BuildRequest) -> tuple[Program, dict[str, Any]]:
     """
     request.progress("reading the program")
     program, ports = load_captured(request, "PyTorch")
-    functional = program.run_decompositions({})  # without calls that change tensors
+    # without calls that change tensors
+    functional = program.run_decompositions({torch.ops.aten.grid_sampler.default: _sampled})
     if changed := functional.graph_signature.buffers_to_mutate.values():
         text = f"model {request.model}: forward changes the buffer {', '.join(changed)}"
         raise StageError(text, "an engine keeps no state: return it, and pass it as an input")
@@ -57,6 +58,13 @@ def load_program(request: BuildRequest) -> tuple[Program, dict[str, Any]]:
         request.progress("converting the program")
         program = _exported(_Converted(program, dtype, layout), ports, request)
     return program, ports
+
+
+def _sampled(x: torch.Tensor, grid: torch.Tensor, *modes: int) -> Any:
+    """Sample with PyTorch's own kernels: torch.compile cannot trace the one of cuDNN."""
+    aten = torch.ops.aten
+    sample = aten.grid_sampler_2d if x.dim() == _IMAGE_RANK else aten.grid_sampler_3d
+    return sample(x, grid, *modes)
 
 
 class _Converted(torch.nn.Module):

@@ -138,6 +138,27 @@ def test_lower_precisions(mode: str, precision: str, source: Path, tmp_path: Pat
     assert 1e-5 < np.abs(output.array - expected(source, inputs)).max() < 0.05
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_tensors_that_a_network_makes_are_on_the_gpu(mode: str, tmp_path: Path) -> None:
+    """A mask; and a view of what attention returns, in another order than a CPU's."""
+
+    class Attention(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            heads = x.flatten(2).view(x.shape[0], 3, 4, 16).transpose(1, 2)
+            place = torch.arange(3, device=x.device)
+            mask = place[None] <= place[:, None]
+            y = torch.nn.functional.scaled_dot_product_attention(heads, heads, heads, mask)
+            return y.transpose(1, 2).contiguous().view(x.shape[0], 192)
+
+    source = captured_by_hand(tmp_path, Attention())
+    asked = build_request(tmp_path / "e", source, mode=mode, tf32=False)
+    backend.build(asked)
+    with closing(backend.load(asked.engine, asked.options)) as session:
+        for inputs in map(random_x, (4, 3)):
+            (output,) = session.run(inputs).values()
+            np.testing.assert_allclose(output.array, expected(source, inputs), atol=1e-4)
+
+
 def test_new_weights_need_no_new_code(built: Any, source: Path, tmp_path: Path) -> None:
     other, mode = with_doubled_weights(source, tmp_path), built[0].options["mode"]
     asked = build_request(tmp_path / "new", other, mode=mode, tf32=False)
