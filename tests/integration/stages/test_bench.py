@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec
@@ -18,6 +19,7 @@ from engine_jobs import BATCHES, random_x, resolved, save_at, stage_job, write_g
 from small_graphs import conv_bn, parse
 
 from buildsys.backends.cuda_gpus import find_driver
+from buildsys.backends.measurement import LocalCall
 from buildsys.errors import StageError
 from buildsys.onnx_graphs.tensors import save_case
 from buildsys.report import result_files
@@ -307,6 +309,35 @@ def test_what_the_budget_has_no_time_for_is_left_out_or_noisy(tmp_path: Path) ->
     assert case["contenders"]["engine"]["count"] >= QUICK["min_samples"]
     assert (result.status, case["attempts"]) == ("noisy", 1)
     assert "it was timed too briefly" in result.reason
+
+
+def test_graphs_are_captured_after_compilers_even_if_these_take_all_the_time(
+    tmp_path: Path,
+) -> None:
+    bound: list[str] = []
+
+    def binding(name: str, seconds: float) -> bench.Bind:
+        def bind(_: object) -> LocalCall:
+            bound.append(name)
+            time.sleep(seconds)
+            return LocalCall(list)
+
+        return bind
+
+    baselines = bench.Baselines(
+        {
+            "torch_compile": binding("torch_compile", 60),
+            "torch_cuda_graph": binding("torch_cuda_graph", 0.5),
+            "torch": binding("torch", 0),
+        }
+    )
+    save_case(tmp_path / "case.npz", random_x(1), {})
+    contenders = baselines.bind(tmp_path / "case.npz", tmp_path / "case.npz", 0.3)
+    assert bound == ["torch", "torch_compile", "torch_cuda_graph"]
+    assert (contenders.keys(), baselines.left_out.keys()) == (
+        {"torch", "torch_cuda_graph"},
+        {"torch_compile"},
+    )
 
 
 def test_without_an_engine_the_bench_is_unavailable(tmp_path: Path) -> None:
