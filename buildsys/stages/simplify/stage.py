@@ -84,11 +84,13 @@ def run(job: Job) -> StageResult:
         _, case, name, comparison = different[0]
         sentence = comparison.sentence("the simplified graph", "the exported graph")
         reason = f"simplification changed {name} in case {case}: {sentence}"
-        problems.append(CheckFailed(reason, "", (*KEEP_GRAPH, *OTHER_EXPORTS)))
+        hint = "keep the graph as it is, or export it in another way"
+        problems.append(CheckFailed(reason, hint, (*KEEP_GRAPH, *OTHER_EXPORTS)))
     else:
         if figures is None:
             raise problems[0]
-        return StageResult("failed", problems[-1].problem, "", figures, problems[-1].changes)
+        last = problems[-1]
+        return StageResult("failed", last.problem, last.hint, figures, last.changes)
     # onnxsim 0.8.1 drops the empty inputs of Concat, whatever its axis; sums in another order round
     # in another way
     warnings = [f"{error.problem}; simplified without fusing instead" for error in problems]
