@@ -141,7 +141,7 @@ class CudaGraphSession:
 
     def close(self) -> None:
         """Free the graphs and contenders."""
-        with suppress(RuntimeError):  # of earlier work, which was reported there
+        with suppress(RuntimeError):  # the call that failed has raised it
             self._stream.synchronize()
         self._stack.close()
         self._graphs.clear()

@@ -250,7 +250,7 @@ def _load_eager(engine: Path, interface: Mapping[str, Any]) -> GpuProgram:
         content = io.BytesIO(file.read())  # PyTorch reads it out of order
     program = torch.export.load(content)
     aten = torch.ops.aten
-    # the CPU's attention leaves another order in memory
+    # attention on a GPU may return strides that ``view`` refuses
     for node in program.graph.find_nodes(op="call_function", target=aten.view.default):
         node.target = aten.reshape.default
     program = _on_gpu(program)
@@ -265,7 +265,7 @@ def _on_gpu(program: Program) -> Program:
         if node.target is torch.ops.aten._assert_tensor_metadata.default:
             graph.erase_node(node)
     program = move_to_device_pass(program, "cuda")
-    program.graph_module.recompile()
+    program.graph_module.recompile()  # its code still makes tensors on the CPU
     return program
 
 

@@ -27,7 +27,7 @@ _MATRICES = (
     "convolution", "mm", "matmul", "addmm", "bmm", "baddbmm", "linear", "conv", "einsum",
     "scaled_dot_product",
 )  # fmt: skip
-# operators besides the pointwise ones that accept operands of different types
+# operators that accept operands of different types, in addition to all pointwise operators
 _PROMOTING = {
     "cat", "stack", "hstack", "vstack", "dstack", "column_stack", "copy", "copy_", "to", "type_as",
     "expand_as", "reshape_as", "view_as",
@@ -61,7 +61,7 @@ def load_program(request: BuildRequest) -> tuple[Program, dict[str, Any]]:
 
 
 def _sampled(x: torch.Tensor, grid: torch.Tensor, *modes: int) -> Any:
-    """Sample with PyTorch's own kernels: torch.compile cannot trace the one of cuDNN."""
+    """Sample with PyTorch's kernels: torch.compile cannot trace cuDNN's."""
     aten = torch.ops.aten
     sample = aten.grid_sampler_2d if x.dim() == _IMAGE_RANK else aten.grid_sampler_3d
     return sample(x, grid, *modes)

@@ -43,7 +43,7 @@ Bind = Callable[[Inputs], Contender]  # called once per case
 ONNXRUNTIME = "onnxruntime"
 _COMPILED = ("torch_compile", "torch_tensorrt")
 _CAPTURED = "torch_cuda_graph"
-_CAPTURE_S = 10.0  # a few calls, whatever compilers have left
+_CAPTURE_S = 10.0  # for a capture, even if compilers used up all the time
 
 
 class _OutOfTimeError(BaseException):
@@ -68,10 +68,12 @@ class Baselines:
         late = _OutOfTimeError(
             f"the {duration(limit_s)} to prepare baselines are used up: raise bench.budget"
         )
-        # torch.compile (2.11) breaks graphs captured before it, in networks of volumes
+        # torch.compile (2.11) breaks graphs of 3-D convolutions that were captured before it
         for name in sorted(self.running, key=lambda name: (name == _CAPTURED, name in _COMPILED)):
             case = engine_case if name == ONNXRUNTIME else network_case
-            left_s = max(deadline - time.monotonic(), _CAPTURE_S if name == _CAPTURED else 0.0)
+            left_s = deadline - time.monotonic()
+            if name == _CAPTURED:
+                left_s = max(left_s, _CAPTURE_S)
             try:
                 with raised_after(left_s, late):
                     contenders[name] = self.running[name](load_case(case).inputs)

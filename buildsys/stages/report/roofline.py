@@ -26,7 +26,7 @@ _NOTES = (
 def add_rooflines(
     report: Report, results: Iterable[Result[BenchResult]], works: Mapping[str, GraphWork]
 ) -> Report:
-    """Add the rooflines of benchmarks; ``works`` are those of engines' graphs."""
+    """Add the rooflines of benchmarks; ``works`` has the work of each engine's graph."""
     precisions = {line.name: line.precision for line in report.engines}
     rows, notes, lines, layers = [], [*_NOTES], list(report.bench), list(report.layers)
     for result in results:

@@ -61,7 +61,7 @@ def run(job: Job) -> StageResult:
     outputs = run_cases(job, source, inputs) if comparable else {}
 
     problems: list[CheckFailed] = []
-    figures: SimplifyResult | None = None
+    refused: StageResult | None = None
     for fuse in dict.fromkeys((spec["fuse"], False)):
         job.progress(f"simplifying {before['nodes']} nodes with {tool}")
         _TOOLS[tool](source, target, {**spec, "fuse": fuse}, initializers_are_inputs)
@@ -85,14 +85,14 @@ def run(job: Job) -> StageResult:
         sentence = comparison.sentence("the simplified graph", "the exported graph")
         reason = f"simplification changed {name} in case {case}: {sentence}"
         hint = "keep the graph as it is, or export it in another way"
-        problems.append(CheckFailed(reason, hint, (*KEEP_GRAPH, *OTHER_EXPORTS)))
+        changes = (*KEEP_GRAPH, *OTHER_EXPORTS)
+        problems.append(CheckFailed(reason, hint, changes))
+        refused = StageResult("failed", reason, hint, figures, changes)
     else:
-        if figures is None:
+        if refused is None:
             raise problems[0]
-        last = problems[-1]
-        return StageResult("failed", last.problem, last.hint, figures, last.changes)
-    # onnxsim 0.8.1 drops the empty inputs of Concat, whatever its axis; sums in another order round
-    # in another way
+        return refused
+    # onnxsim 0.8.1 drops the empty inputs of Concat, whatever its axis; folding rounds weights
     warnings = [f"{error.problem}; simplified without fusing instead" for error in problems]
     if not comparable:  # validate fails, but engines of other backends can be built
         reason = "ONNX Runtime has no implementation of an operator"
